@@ -1,0 +1,59 @@
+"""Folders that are made once and kept: converted checkpoints, named by what they were made from."""
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from porter.errors import ArtifactError
+
+
+def cache_folder() -> Path:
+    """The folder porter caches under, by the XDG base directory specification; it need not exist."""
+    configured = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored.
+    return (Path(configured) if os.path.isabs(configured) else Path.home() / ".cache") / "porter"
+
+
+def cached(key: str, make: Callable[[Path], None]) -> Path:
+    """The cached folder of that key, made by `make(temporary_folder)` the first time.
+
+    Args:     key: names the content wholly, sources and version of the maker included.
+              make: fills an empty folder; when it raises, nothing is kept.
+    Raises:   ArtifactError: the cache cannot be written.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", key):
+        raise ValueError(f"cached: key is {key!r}, expected letters, digits and ._- alone. It becomes a folder's name.")
+    folder = cache_folder() / key
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArtifactError(
+            f"the cache folder {folder.parent} cannot be made ({error.strerror})",
+            "a folder porter may write to, for converted checkpoints",
+            "set XDG_CACHE_HOME to such a folder",
+        ) from error
+    with temporary_beside(folder) as part:
+        make(part)
+        try:
+            part.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another process made the same content first
+                raise
+    return folder
+
+
+@contextmanager
+def temporary_beside(folder: Path) -> Iterator[Path]:
+    """A new empty folder on the same disk, to be renamed to `folder`; what is left of it goes, Ctrl-C included."""
+    part = folder.with_name(f".{folder.name}.{uuid4().hex[:12]}.part")
+    part.mkdir()  # not tempfile.mkdtemp: the rename would carry its mode 0700 over
+    try:
+        yield part
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
