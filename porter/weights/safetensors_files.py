@@ -30,7 +30,7 @@ DTYPES: Mapping[str, torch.dtype] = {
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
-_BLOCK_BYTES = 64 * 2**20
+_BLOCK_BYTES = 32 * 2**20
 _FETCH_AGAIN = "fetch or write the file again; a Git LFS pointer or an unfinished download looks like this"
 
 
@@ -69,7 +69,7 @@ class Checkpoint:
             return _read_bytes(file, info, 0, info.size_bytes).view(info.shape)
 
     def blocks(self, name: str, rows: int | None = None) -> Iterator[Tensor]:
-        """The tensor in blocks of rows (of its first axis), 64 MiB at a time unless `rows` says."""
+        """The tensor in blocks of rows (of its first axis), 32 MiB at a time unless `rows` says."""
         info = self._info(name)
         if not info.size_bytes or not info.shape:
             yield self.read(name)

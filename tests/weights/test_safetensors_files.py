@@ -263,6 +263,7 @@ def blocks(name):
     for _ in range(25):
         yield torch.ones(4 * 2**20 // 1024, 1024)  # 16 MiB
 
+torch.ones(2**20).min()  # the first operation maps 95 MiB of libraries
 folder, before = Path(sys.argv[1]), peak_mib()
 write_checkpoint(folder, [TensorSpec(name, (102400, 1024), "F32") for name in "ab"], blocks)
 assert (folder / "model.safetensors").stat().st_size > 800e6
@@ -280,5 +281,5 @@ def test_memory_stays_at_a_few_blocks(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEASURE, str(tmp_path / "model")]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
     written_mib, read_mib = map(float, done.stdout.split())
-    assert written_mib < 250  # of 800 MiB in blocks of 16; 131 measured, torch warming up included
-    assert read_mib < 300  # in blocks of 64; 260 measured
+    assert written_mib < 300  # of 800 in blocks of 16; 125 to 205 measured: glibc keeps up to eight freed blocks
+    assert read_mib < 400  # of 800 in blocks of 32, on top of the above; 270 measured
