@@ -1,0 +1,246 @@
+"""LayerNorm over the last axis.
+
+    y = (offset + w) * (x - mean(x)) / sqrt(var(x) + eps) + b      Ba et al. 2016, arXiv:1607.06450, eq. 4
+
+Axes    N rows (the leading axes of x, flattened), D features, H weight rows (1, or one a head), P programs.
+Dtypes  x, w and b in {float32, bfloat16, float16}, alike. The kernels compute in float32 and round once, at the
+        store; `math` says where the model's own code rounds, which only the reference imitates.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from porter_kernels.launch import launching, next_power_of_2, num_programs, num_warps, tl, triton
+
+# --- reference -------------------------------------------------------------------------------
+
+
+def layer_norm_reference(
+    x: Tensor,
+    w: Tensor | None,
+    b: Tensor | None,
+    eps: float,
+    *,
+    offset: Literal[0, 1] = 0,
+    math: Literal["fused", "scale_then_cast"],
+) -> Tensor:
+    """The equation above as the models write it; differentiable; float64 stays float64.
+
+    Args:
+        x: [..., D] or [..., H, D], floating.
+        w: [D], or [H, D] where each head has its own (Cohere's and StableLM's query norms), or None.
+        b: like w, or None.
+        eps: added to the variance, in its units (x squared).
+        offset: added to w, in w's dtype under "fused" (Nemotron: 1).
+        math: "fused" is torch's layer_norm (GPT-2, GPT-NeoX), "scale_then_cast" the same by hand in float32 (Cohere).
+
+    Returns:
+        [..., D], dtype of x.
+    """
+    if math == "fused":
+        return _fused_reference(x, w + offset if w is not None and offset else w, b, eps)
+    x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    centred = x_wide - x_wide.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
+    if w is not None:
+        w_wide = w.to(x_wide.dtype)
+        y = (offset + w_wide if offset else w_wide) * y
+    if b is not None:
+        y = y + b.to(x_wide.dtype)
+    return y.to(x.dtype)
+
+
+def _fused_reference(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) -> Tensor:
+    if all(row is None or row.ndim == 1 for row in (w, b)):
+        return F.layer_norm(x, x.shape[-1:], w, b, eps)
+    w_H = [None] * x.shape[-2] if w is None else w.unbind()
+    b_H = [None] * x.shape[-2] if b is None else b.unbind()
+    heads = zip(x.unbind(-2), w_H, b_H, strict=True)
+    return torch.stack([F.layer_norm(x_h, x_h.shape[-1:], w_h, b_h, eps) for x_h, w_h, b_h in heads], dim=-2)
+
+
+# --- kernels ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _forward_kernel(
+    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, H, D,
+    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    cols = tl.arange(0, BLOCK_D)
+    mask = cols < D
+    x = tl.load(x_ptr + row * D + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
+    mean = tl.sum(x) / D
+    centred = tl.where(mask, x - mean, 0.0)  # [D]
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred) / D + eps)
+    y = centred * rstd
+    at = (row % H) * D + cols
+    if HAS_W:
+        y *= OFFSET + tl.load(w_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
+    if HAS_B:
+        y += tl.load(b_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
+    tl.store(mean_ptr + row, mean)
+    tl.store(rstd_ptr + row, rstd)
+    tl.store(y_ptr + row * D + cols, y, mask=mask)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, N, H, D,
+    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Program (p, h) takes every P-th row of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
+    head = tl.program_id(1).to(tl.int64)
+    cols = tl.arange(0, BLOCK_D)
+    mask = cols < D
+    if HAS_W:
+        w = OFFSET + tl.load(w_ptr + head * D + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
+    dw = tl.zeros((BLOCK_D,), dtype=tl.float32)  # [D]
+    db = tl.zeros((BLOCK_D,), dtype=tl.float32)  # [D]
+    for row in range(tl.program_id(0).to(tl.int64) * H + head, N, tl.num_programs(0) * H):
+        at = row * D + cols
+        rstd = tl.load(rstd_ptr + row)
+        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D], 0 past D, so x_hat there does not count
+        x_hat = (x - tl.load(mean_ptr + row)) * rstd
+        dx_hat = dy
+        if HAS_W:
+            dx_hat = dy * w
+        dx = (dx_hat - tl.sum(dx_hat) / D - x_hat * (tl.sum(dx_hat * x_hat) / D)) * rstd
+        tl.store(dx_ptr + at, dx, mask=mask)
+        dw += dy * x_hat
+        db += dy
+    at = (tl.program_id(0).to(tl.int64) * H + head) * D + cols
+    if NEED_DW:
+        tl.store(dw_ptr + at, dw, mask=mask)
+    if NEED_DB:
+        tl.store(db_ptr + at, db, mask=mask)
+
+
+# --- ops: what autograd and torch.compile see ------------------------------------------------
+
+
+@torch.library.custom_op("porter::layer_norm", mutates_args=())
+def _forward(
+    x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    N, D = x_ND.shape
+    y_ND, (mean_N, rstd_N) = torch.empty_like(x_ND), (x_ND.new_empty(N, dtype=torch.float32) for _ in range(2))
+    if x_ND.numel():
+        BLOCK_D = next_power_of_2(D)
+        with launching("layer_norm", x_ND):
+            _forward_kernel[(N,)](
+                x_ptr=x_ND, w_ptr=w_HD, b_ptr=b_HD, y_ptr=y_ND, mean_ptr=mean_N, rstd_ptr=rstd_N, H=H, D=D, eps=eps,
+                OFFSET=offset, HAS_W=w_HD is not None, HAS_B=b_HD is not None, BLOCK_D=BLOCK_D,
+                num_warps=num_warps(BLOCK_D),
+            )  # fmt: skip
+    return y_ND, mean_N, rstd_N
+
+
+@_forward.register_fake
+def _(
+    x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    mean_N, rstd_N = (x_ND.new_empty(x_ND.shape[0], dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(x_ND), mean_N, rstd_N
+
+
+@torch.library.custom_op("porter::layer_norm_backward", mutates_args=())
+def _backward(
+    dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    offset: int, H: int, need_dw: bool, need_db: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    N, D = x_ND.shape
+    P = min(N // H, max(num_programs(x_ND.device) // H, 1))
+    dx_ND = torch.empty_like(x_ND)
+    dw_PHD, db_PHD = (x_ND.new_empty(P if need else 0, H, D, dtype=torch.float32) for need in (need_dw, need_db))
+    if x_ND.numel():
+        BLOCK_D = next_power_of_2(D)
+        with launching("layer_norm", x_ND):
+            _backward_kernel[(P, H)](
+                dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w_HD, mean_ptr=mean_N, rstd_ptr=rstd_N,
+                dx_ptr=dx_ND, dw_ptr=dw_PHD, db_ptr=db_PHD, N=N, H=H, D=D, OFFSET=offset, HAS_W=w_HD is not None,
+                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_D),
+            )  # fmt: skip
+    return dx_ND, dw_PHD.sum(0).to(x_ND.dtype), db_PHD.sum(0).to(x_ND.dtype)
+
+
+@_backward.register_fake
+def _(
+    dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    offset: int, H: int, need_dw: bool, need_db: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    D = x_ND.shape[1]
+    return torch.empty_like(x_ND), x_ND.new_empty(H, D), x_ND.new_empty(H, D)
+
+
+def _save(
+    ctx: Any,
+    inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int, int],
+    output: tuple[Tensor, Tensor, Tensor],
+) -> None:
+    x_ND, w_HD, _, _, ctx.offset, ctx.H = inputs
+    ctx.save_for_backward(x_ND, w_HD, output[1], output[2])
+    ctx.set_materialize_grads(False)  # no zeros for the gradients of mean and rstd, which nobody can reach
+
+
+def _differentiate(ctx: Any, dy_ND: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
+    _, need_dw, need_db, *_ = ctx.needs_input_grad
+    dx_ND, dw_HD, db_HD = _backward(dy_ND.contiguous(), *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
+    return dx_ND, dw_HD if need_dw else None, db_HD if need_db else None, None, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+# --- public ----------------------------------------------------------------------------------
+
+
+def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, offset: Literal[0, 1] = 0) -> Tensor:
+    """LayerNorm of x over its last axis; layer_norm_reference states the arithmetic.
+
+    Args:
+        x: [..., D] or [..., H, D], floating, any strides.
+        w: [D], or [H, D] where each head has its own, dtype and device of x, or None.
+        b: like w, or None.
+        eps: added to the variance, in its units (x squared).
+        offset: added to w.
+
+    Returns:
+        [..., D], dtype of x.
+
+    Raises:
+        ValueError: w or b is not [D] or [H, D], they differ in shape, or differ from x in dtype or device.
+    """
+    for name, row in (("w", w), ("b", b)):
+        if row is not None:
+            _check(name, row, x)
+    if w is not None and b is not None and w.shape != b.shape:
+        raise ValueError(
+            f"layer_norm: b has shape {list(b.shape)}, expected {list(w.shape)} like w. Pass the bias of this layer."
+        )
+    D = x.shape[-1]
+    rows = w if w is not None else b
+    H = 1 if rows is None or rows.ndim == 1 else rows.shape[0]
+    w_HD, b_HD = (None if row is None else row.reshape(H, D).contiguous() for row in (w, b))
+    y_ND: Tensor = _forward(x.reshape(-1, D).contiguous(), w_HD, b_HD, eps, offset, H)[0]
+    return y_ND.view(x.shape)
+
+
+def _check(name: str, row: Tensor, x: Tensor) -> None:
+    if row.ndim not in (1, 2) or row.shape != x.shape[-row.ndim :]:
+        raise ValueError(
+            f"layer_norm: {name} has shape {list(row.shape)}, expected [{x.shape[-1]}] (or one row a head), the last "
+            f"axes of x {list(x.shape)}. Pass the weight of this layer, or move the axis to normalise to the end with "
+            f"x.movedim."
+        )
+    if (row.dtype, row.device) != (x.dtype, x.device):
+        raise ValueError(
+            f"layer_norm: {name} is {row.dtype} on {row.device}, expected {x.dtype} on {x.device} like x. "
+            f"Cast the weights once when loading: {name}.to(x)."
+        )

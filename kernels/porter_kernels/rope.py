@@ -1,0 +1,211 @@
+"""Rotary position embedding of queries and keys, in one launch.
+
+    y[a] = x[a] * cos - x[b] * sin       Su et al. 2021, arXiv:2104.09864, eq. 34
+    y[b] = x[b] * cos + x[a] * sin       a, b: the features of pair i, i < R / 2
+
+Pairs   style "half": a = i, b = i + R / 2 (Llama); "interleaved": a = 2i, b = 2i + 1 (Cohere, GLM, GPT-J).
+Axes    B samples, T positions, H query heads, G key heads, K head width, R <= K rotated features; the rest passes.
+Dtypes  q and k in {float32, bfloat16, float16}, alike; tables in any of them. The kernel computes in float32 and
+        rounds once, at the store; `apply_dtype` says how the model's own code rounds, which the reference imitates.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from porter_kernels.launch import launching, next_power_of_2, num_warps, tl, triton
+
+Style = Literal["half", "interleaved"]
+
+# --- reference -------------------------------------------------------------------------------
+
+
+def rope_reference(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, style: Style, apply_dtype: Literal["act", "fp32"]
+) -> tuple[Tensor, Tensor]:
+    """The equations above as the models write them; differentiable; float64 stays float64.
+
+    Args:
+        q: [B, H, T, K], floating.
+        k: [B, G, T, K].
+        cos: [1 or B, T, R / 2], one column a frequency, as rope_tables makes them (HuggingFace duplicates to R).
+        sin: like cos.
+        style: which features are a pair; see above.
+        apply_dtype: "act" multiplies q and the tables as torch promotes them (Llama, GLM), "fp32" widens q first
+            (Cohere, OLMo 2, Ernie 4.5). They differ only where the tables are in the activations' dtype.
+
+    Returns:
+        q and k rotated, shapes and dtypes as they came.
+    """
+    cos, sin = cos[:, None], sin[:, None]  # [1 or B, 1, T, R / 2]
+    return _rotate_reference(q, cos, sin, style, apply_dtype), _rotate_reference(k, cos, sin, style, apply_dtype)
+
+
+def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, style: Style, apply_dtype: str) -> Tensor:
+    R = 2 * cos.shape[-1]
+    rotated = x[..., :R]
+    if apply_dtype == "fp32":
+        rotated = rotated.to(torch.promote_types(x.dtype, torch.float32))
+    if style == "half":
+        a, b = rotated[..., : R // 2], rotated[..., R // 2 :]
+        y = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    else:
+        a, b = rotated[..., 0::2], rotated[..., 1::2]
+        y = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    y = y.to(x.dtype)
+    return y if x.shape[-1] == R else torch.cat((y, x[..., R:]), dim=-1)
+
+
+# --- kernels ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _rotate_heads(
+    x_ptr, y_ptr, cos, sin, num_heads, R, K, x_stride_h, x_stride_k, y_stride_h, y_stride_k,
+    INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    head = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)
+    i = tl.arange(0, BLOCK_R)[None, :]
+    mask = (head < num_heads) & (i < R // 2)
+    if INTERLEAVED:
+        a, b = 2 * i, 2 * i + 1
+    else:
+        a, b = i, i + R // 2
+    x_a = tl.load(x_ptr + head * x_stride_h + a * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [H, R / 2]
+    x_b = tl.load(x_ptr + head * x_stride_h + b * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [H, R / 2]
+    tl.store(y_ptr + head * y_stride_h + a * y_stride_k, x_a * cos - x_b * sin, mask=mask)
+    tl.store(y_ptr + head * y_stride_h + b * y_stride_k, x_b * cos + x_a * sin, mask=mask)
+    if BLOCK_REST:
+        rest = R + tl.arange(0, BLOCK_REST)[None, :]
+        mask = (head < num_heads) & (rest < K)
+        x = tl.load(x_ptr + head * x_stride_h + rest * x_stride_k, mask=mask)  # [H, K - R]
+        tl.store(y_ptr + head * y_stride_h + rest * y_stride_k, x, mask=mask)
+
+
+@triton.jit
+def _kernel(
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, T, H, G, R, K, table_stride_b,
+    q_stride_b, q_stride_h, q_stride_t, q_stride_k, k_stride_b, k_stride_h, k_stride_t, k_stride_k,
+    q_out_stride_b, q_out_stride_h, q_out_stride_t, q_out_stride_k,
+    k_out_stride_b, k_out_stride_h, k_out_stride_t, k_out_stride_k,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+):  # fmt: skip
+    # One program a token: its row of the tables is read once and serves all heads of q and k.
+    b = tl.program_id(0).to(tl.int64) // T
+    t = tl.program_id(0).to(tl.int64) % T
+    i = tl.arange(0, BLOCK_R)
+    at = b * table_stride_b + t * (R // 2) + i
+    cos = tl.load(cos_ptr + at, mask=i < R // 2, other=0.0).to(tl.float32)[None, :]  # [1, R / 2]
+    sin = tl.load(sin_ptr + at, mask=i < R // 2, other=0.0).to(tl.float32)[None, :]  # [1, R / 2]
+    if INVERSE:
+        sin = -sin
+    _rotate_heads(
+        q_ptr + b * q_stride_b + t * q_stride_t, q_out_ptr + b * q_out_stride_b + t * q_out_stride_t, cos, sin,
+        H, R, K, q_stride_h, q_stride_k, q_out_stride_h, q_out_stride_k, INTERLEAVED, BLOCK_H, BLOCK_R, BLOCK_REST,
+    )  # fmt: skip
+    _rotate_heads(
+        k_ptr + b * k_stride_b + t * k_stride_t, k_out_ptr + b * k_out_stride_b + t * k_out_stride_t, cos, sin,
+        G, R, K, k_stride_h, k_stride_k, k_out_stride_h, k_out_stride_k, INTERLEAVED, BLOCK_G, BLOCK_R, BLOCK_REST,
+    )  # fmt: skip
+
+
+# --- ops: what autograd and torch.compile see ------------------------------------------------
+
+
+@torch.library.custom_op("porter::rope", mutates_args=())
+def _rotate(
+    q_BHTK: Tensor, k_BGTK: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> tuple[Tensor, Tensor]:
+    (B, H, T, K), G, R = q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1]
+    q_out_BHTK, k_out_BGTK = torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
+    if q_BHTK.numel() or k_BGTK.numel():
+        names = ("q", "k", "q_out", "k_out")
+        strides = {
+            f"{name}_stride_{axis}": x.stride(i)
+            for name, x in zip(names, (q_BHTK, k_BGTK, q_out_BHTK, k_out_BGTK), strict=True)
+            for i, axis in enumerate("bhtk")
+        }
+        BLOCK_H, BLOCK_G, BLOCK_R = next_power_of_2(H), next_power_of_2(G), next_power_of_2(R // 2)
+        with launching("rope", q_BHTK):
+            _kernel[(B * T,)](
+                q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK,
+                T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0, **strides,
+                INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_H=BLOCK_H, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R,
+                BLOCK_REST=next_power_of_2(K - R) if K > R else 0, num_warps=num_warps(BLOCK_H * BLOCK_R),
+            )  # fmt: skip
+    return q_out_BHTK, k_out_BGTK
+
+
+@_rotate.register_fake
+def _(
+    q_BHTK: Tensor, k_BGTK: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, bool, bool], output: tuple[Tensor, Tensor]) -> None:
+    _, _, cos, sin, ctx.interleaved, ctx.inverse = inputs
+    ctx.save_for_backward(cos, sin)
+
+
+def _differentiate(ctx: Any, dq_BHTK: Tensor, dk_BGTK: Tensor) -> tuple[Tensor | None, ...]:
+    # The transpose of a rotation is its inverse; attention_factor is in the tables, and stays.
+    return *_rotate(dq_BHTK, dk_BGTK, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse), None, None, None, None
+
+
+_rotate.register_autograd(_differentiate, setup_context=_save)
+
+
+# --- public ----------------------------------------------------------------------------------
+
+
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, style: Style) -> tuple[Tensor, Tensor]:
+    """q and k rotated by their positions; rope_reference states the arithmetic.
+
+    Args:
+        q: [B, H, T, K], floating, any strides (a transposed view costs nothing).
+        k: [B, G, T, K], dtype and device of q.
+        cos: [1 or B, T, R / 2], from rope_tables; B rows where samples have their own positions.
+        sin: like cos. To rotate the other way, pass -sin.
+        style: "half" or "interleaved".
+
+    Returns:
+        q and k rotated, shapes and dtypes as they came.
+
+    Raises:
+        ValueError: shapes, dtypes, devices or style do not fit, or a table requires a gradient.
+    """
+    _check(q, k, cos, sin, style)
+    rotated: tuple[Tensor, Tensor] = _rotate(q, k, cos.contiguous(), sin.contiguous(), style == "interleaved", False)
+    return rotated
+
+
+def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, style: str) -> None:
+    if style not in ("half", "interleaved"):
+        raise ValueError(
+            f"rope: style is {style!r}, expected 'half' or 'interleaved'. Llama has half, Cohere interleaved."
+        )
+    B, _, T, K = q.shape
+    if (k.shape[0], *k.shape[2:]) != (B, T, K) or (k.dtype, k.device) != (q.dtype, q.device):
+        raise ValueError(
+            f"rope: k is {k.dtype} {list(k.shape)} on {k.device}, expected {q.dtype} [{B}, heads, {T}, {K}] on "
+            f"{q.device} like q. Rotate new keys before they join a cache."
+        )
+    if cos.ndim != 3 or cos.shape[0] not in (1, B) or cos.shape[1] != T or 2 * cos.shape[2] > K:
+        raise ValueError(
+            f"rope: cos has shape {list(cos.shape)}, expected [1 or {B}, {T}, at most {K // 2}] for q {list(q.shape)}. "
+            f"Pass one column a frequency: of HuggingFace's table, cos[..., : R // 2] (style half)."
+        )
+    if (sin.shape, sin.dtype, sin.device) != (cos.shape, cos.dtype, q.device):
+        raise ValueError(
+            f"rope: sin is {sin.dtype} {list(sin.shape)} on {sin.device}, expected {cos.dtype} {list(cos.shape)} on "
+            f"{q.device} like cos and q. Make both with one call of rope_tables."
+        )
+    if cos.requires_grad or sin.requires_grad:
+        raise ValueError(
+            "rope: cos or sin requires a gradient, expected constants. "
+            "Detach them, or call rope_reference to learn them."
+        )

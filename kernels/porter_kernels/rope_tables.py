@@ -1,0 +1,199 @@
+"""Frequencies and cos/sin tables of rotary position embeddings, in plain torch.
+
+    angle[t, i] = t * inv_freq[i],  inv_freq[i] = theta**(-2i / dim)      Su et al. 2021, arXiv:2104.09864, eq. 15
+
+What the scaling kinds do to inv_freq follows transformers 5.24, modeling_rope_utils.py, operation by operation, so
+bits agree. A kernel reads the tables and does not care how they were made; rounding on the way here is the spec's.
+
+Axes    B samples, T positions, R rotated features of a head (R / 2 frequencies).
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Rounding = Literal["act", "fp32"]
+Scaling = Mapping[str, Any]
+
+# --- frequencies -----------------------------------------------------------------------------
+
+
+def rope_frequencies(
+    kind: str,
+    *,
+    theta: float,
+    dim: int,
+    scaling: Scaling,
+    max_positions: int,
+    seq_len: int | Tensor | None = None,
+) -> tuple[Tensor, float]:
+    """Inverse frequencies of one layer, and the factor its cos and sin are multiplied by.
+
+    Args:
+        kind: one of FREQUENCIES: default, linear, dynamic, yarn, longrope, llama3.
+        theta: the base, rope_theta.
+        dim: rotated features of a head, R; a partial rotary factor has been applied.
+        scaling: the keys of HuggingFace's rope_parameters (rope_scaling) that `kind` reads.
+        max_positions: max_position_embeddings of the config.
+        seq_len: positions in the sequence, past the cached ones too; longrope chooses long or short factors by it, and
+            dynamic grows theta. HuggingFace passes dynamic a tensor in a forward pass, which makes float32 of theta.
+
+    Returns:
+        inv_freq, float32 [R / 2], and the attention factor.
+
+    Raises:
+        ValueError: kind is unknown, a key is missing from scaling, or factors do not match dim.
+    """
+    if kind not in FREQUENCIES:
+        raise ValueError(
+            f"rope_frequencies: kind is {kind!r}, expected one of {', '.join(FREQUENCIES)}. "
+            f"Add the kind to FREQUENCIES in {__name__}, or correct rope_type in the config."
+        )
+    try:
+        return FREQUENCIES[kind](theta, dim, scaling, max_positions, seq_len)
+    except KeyError as missing:
+        raise ValueError(
+            f"rope_frequencies: scaling has no {missing} (it has {sorted(scaling)}), which kind {kind} needs. "
+            f"Pass rope_parameters (rope_scaling) of the config whole."
+        ) from None
+
+
+def _powers(theta: float | Tensor, dim: int) -> Tensor:
+    return torch.pow(theta, torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
+def _default(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
+    return 1.0 / _powers(theta, dim), 1.0
+
+
+def _linear(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
+    return 1.0 / _powers(theta, dim) / scaling["factor"], 1.0
+
+
+def _dynamic(
+    theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: int | Tensor | None
+) -> tuple[Tensor, float]:
+    factor = scaling["factor"]
+    length: int | Tensor
+    if isinstance(seq_len, Tensor):
+        length = torch.clamp(seq_len.cpu(), min=max_positions)
+    else:
+        length = max(seq_len or 0, max_positions)
+    grown = theta * ((factor * length / max_positions) - (factor - 1)) ** (dim / (dim - 2))
+    return 1.0 / _powers(grown, dim), 1.0
+
+
+def _yarn(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
+    # Peng et al. 2023, arXiv:2309.00071, sections 3.2 and 3.4.
+    original = _original_positions(scaling, max_positions)
+    factor = scaling["factor"] if scaling["factor"] is not None else max_positions / original
+    low = _dimension_turning(scaling.get("beta_fast") or 32, theta, dim, original)
+    high = _dimension_turning(scaling.get("beta_slow") or 1, theta, dim, original)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001  # HF: no division by zero
+    kept = 1 - torch.clamp((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low), 0, 1)
+    powers = _powers(theta, dim)
+    return 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept, _yarn_attention_factor(factor, scaling)
+
+
+def _dimension_turning(turns: float, theta: float, dim: int, positions: int) -> float:
+    """The feature pair that turns `turns` times within `positions`."""
+    return (dim * math.log(positions / (turns * 2 * math.pi))) / (2 * math.log(theta))
+
+
+def _yarn_attention_factor(factor: float, scaling: Scaling) -> float:
+    def mscale(multiplier: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
+
+    if scaling.get("attention_factor") is not None:
+        return float(scaling["attention_factor"])
+    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
+        return mscale(scaling["mscale"]) / mscale(scaling["mscale_all_dim"])
+    return mscale(1)
+
+
+def _longrope(
+    theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: int | Tensor | None
+) -> tuple[Tensor, float]:
+    # Ding et al. 2024, arXiv:2402.13753.
+    original = _original_positions(scaling, max_positions)
+    key = "long_factor" if seq_len is not None and int(seq_len) > original else "short_factor"
+    factors = torch.tensor(scaling[key], dtype=torch.float32)
+    if factors.shape != (dim // 2,):
+        raise ValueError(
+            f"rope_frequencies: {key} has {factors.numel()} numbers, expected {dim // 2}, half the {dim} rotated "
+            f"features. Check partial_rotary_factor and head_dim in the config."
+        )
+    factor = scaling.get("factor")
+    factor = max_positions / original if factor is None else factor
+    attention_factor = scaling.get("attention_factor")
+    if attention_factor is None:
+        attention_factor = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
+    return 1.0 / (factors * _powers(theta, dim)), attention_factor
+
+
+def _llama3(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
+    factor, low, high = scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"]
+    original = _original_positions(scaling, max_positions)
+    inv_freq = 1.0 / _powers(theta, dim)
+    wavelength = 2 * math.pi / inv_freq
+    scaled = torch.where(wavelength > original / low, inv_freq / factor, inv_freq)
+    share = (original / wavelength - low) / (high - low)
+    smoothed = (1 - share) * scaled / factor + share * scaled
+    between = ~(wavelength < original / high) & ~(wavelength > original / low)
+    return torch.where(between, smoothed, scaled), 1.0
+
+
+def _original_positions(scaling: Scaling, max_positions: int) -> int:
+    return int(scaling.get("original_max_position_embeddings") or max_positions)
+
+
+FREQUENCIES: dict[str, Callable[[float, int, Scaling, int, Any], tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "yarn": _yarn,
+    "longrope": _longrope,
+    "llama3": _llama3,
+}
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+
+def rope_tables(
+    inv_freq: Tensor,
+    positions: Tensor,
+    *,
+    attention_factor: float,
+    inv_freq_dtype: Rounding,
+    pos_dtype: Rounding,
+    table_dtype: Rounding,
+    act_dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """cos and sin for `rope`, one column a frequency: the half that HuggingFace duplicates to R columns.
+
+    Args:
+        inv_freq: [R / 2], float32.
+        positions: [T], or [B, T] where samples have their own.
+        attention_factor: multiplies cos and sin.
+        inv_freq_dtype: "act" rounds inv_freq to act_dtype first (a model moved with .to(bfloat16)).
+        pos_dtype: "act" rounds positions first (bfloat16 has no 257).
+        table_dtype: "act" rounds cos and sin last (Llama); "fp32" keeps them (OLMo 2, Ernie 4.5).
+        act_dtype: dtype of the activations; under float64 all but inv_freq's own value is float64.
+
+    Returns:
+        cos and sin, each [1 or B, T, R / 2].
+    """
+    wide = torch.promote_types(act_dtype, torch.float32)
+    dtypes = {"act": act_dtype, "fp32": wide}
+    positions_BT = positions.to(dtypes[pos_dtype]).to(wide).reshape(-1, positions.shape[-1])
+    angles = positions_BT[..., None] * inv_freq.to(positions.device, dtypes[inv_freq_dtype]).to(wide)  # [B, T, R / 2]
+    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
+    return cos.to(dtypes[table_dtype]), sin.to(dtypes[table_dtype])

@@ -1,0 +1,110 @@
+"""Soft capping of scores or logits: nearly x within the cap, never beyond it.
+
+    y = cap * tanh(x / cap)      Bello et al. 2016, arXiv:1611.09940, sec. 5.1; Gemma 2, arXiv:2408.00118, sec. 2
+
+Dtypes  x in {float32, bfloat16, float16}; the kernels compute in float32 and round once, at the store.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from porter_kernels.elementary import sigmoid, tanh
+from porter_kernels.launch import launching, tl, triton
+
+BLOCK = 1024
+
+# --- reference -------------------------------------------------------------------------------
+
+
+def softcap_reference(x: Tensor, cap: float) -> Tensor:
+    """The equation above in Gemma 2's three steps, each rounded to x's dtype; differentiable."""
+    return torch.tanh(x / cap) * cap
+
+
+# --- kernels ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _forward_kernel(x_ptr, y_ptr, n, cap: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    tl.store(y_ptr + at, cap * tanh(x / cap), mask=mask)
+
+
+@triton.jit
+def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < n
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    _, slope = sigmoid(2.0 * (x / cap))  # tanh(u) = 2 sigmoid(2u) - 1; 1 - tanh**2 would cancel near the cap
+    tl.store(dx_ptr + at, dy * (4.0 * slope), mask=mask)
+
+
+# --- ops: what autograd and torch.compile see ------------------------------------------------
+
+
+@torch.library.custom_op("porter::softcap", mutates_args=())
+def _forward(x: Tensor, cap: float) -> Tensor:
+    y = torch.empty_like(x)
+    if n := x.numel():
+        with launching("softcap", x):
+            _forward_kernel[(triton.cdiv(n, BLOCK),)](x_ptr=x, y_ptr=y, n=n, cap=cap, BLOCK=BLOCK)
+    return y
+
+
+@_forward.register_fake
+def _(x: Tensor, cap: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("porter::softcap_backward", mutates_args=())
+def _backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
+    dx = torch.empty_like(x)
+    if n := x.numel():
+        with launching("softcap", x):
+            _backward_kernel[(triton.cdiv(n, BLOCK),)](dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=n, cap=cap, BLOCK=BLOCK)
+    return dx
+
+
+@_backward.register_fake
+def _(dy: Tensor, x: Tensor, cap: float) -> Tensor:
+    return torch.empty_like(x)
+
+
+def _save(ctx: Any, inputs: tuple[Tensor, float], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[0])
+    ctx.cap = inputs[1]
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+    return _backward(dy.contiguous(), *ctx.saved_tensors, ctx.cap), None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)
+
+
+# --- public ----------------------------------------------------------------------------------
+
+
+def softcap(x: Tensor, cap: float) -> Tensor:
+    """x held softly within (-cap, cap); softcap_reference states the arithmetic.
+
+    Args:
+        x: any shape and strides, floating.
+        cap: positive, in the units of x.
+
+    Returns:
+        Shape and dtype of x.
+
+    Raises:
+        ValueError: cap is not positive.
+    """
+    if not cap > 0:
+        raise ValueError(f"softcap: cap is {cap}, expected a positive number. Without a cap, do not call softcap.")
+    y: Tensor = _forward(x.contiguous(), float(cap))
+    return y
