@@ -1,0 +1,23 @@
+"""porter: port a language model, and prove that the port computes what its reference computes.
+
+`porter.build`, `porter.diff` are the Python face of the commands of the same names. Importing porter stays cheap:
+torch is imported when one of them is first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from porter.comparison.diff import diff
+    from porter.models.build import build
+
+__all__ = ["build", "diff"]
+__version__ = "0.1.0"
+
+_FACE = {"build": "porter.models.build", "diff": "porter.comparison.diff"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FACE:
+        return getattr(import_module(_FACE[name]), name)
+    raise AttributeError(f"module 'porter' has no attribute {name!r}")

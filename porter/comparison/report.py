@@ -1,0 +1,229 @@
+"""The result of a diff: frozen dataclasses that porter.reports writes as JSON, HTML and terminal text.
+
+Errors are relative: e = ‖x − golden‖₂ / ‖golden‖₂. ρ = e_port / max(e_reference, floor). The rules are in verdicts.py.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
+StageName = Literal["preflight", "exact", "semantics", "precision"]
+SCHEMA = "porter.diff/1"
+
+
+@dataclass(frozen=True)
+class Local:
+    """A node when its layer is fed golden's input, rounded to the dtype.
+
+    Attributes:
+        e_port, e_ref: relative errors against golden.
+        rho: e_port / max(e_ref, floor).
+        rho_tok: largest relative error of a token in the port / largest in the reference.
+        token: index of the port's worst token.
+    """
+
+    e_port: float
+    e_ref: float
+    rho: float
+    rho_tok: float
+    token: int
+    tokens: tuple[float, ...]  # rho of each token: its error in the port / the reference's largest
+
+
+@dataclass(frozen=True)
+class Propagated:
+    """A node when each side runs on its own hidden states.
+
+    Attributes:
+        l2: ‖port − reference‖₂; log10_l2 is its logarithm, None when the two are bit-equal.
+        rel_l2: l2 / ‖reference‖₂.
+        e_port, e_ref: relative errors against golden, propagated too.
+        floor_l2: ‖reference − golden‖₂, what rounding alone costs the reference here.
+    """
+
+    l2: float
+    log10_l2: float | None
+    rel_l2: float
+    e_port: float
+    e_ref: float
+    floor_l2: float
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element that differs most between port and reference (local)."""
+
+    difference: float
+    at: tuple[int, ...]
+    port: float
+    reference: float
+
+
+@dataclass(frozen=True)
+class NodeDiff:
+    """One node in one stage.
+
+    Attributes:
+        name: layers.3.attn.ctx, embed.out, final.norm, logits.
+        exact: the executor's bits equal the reference's on the same input; None when not compared.
+        bias: mean(port − golden) / rms(port − golden).
+        trimmed: e_port without the 0.1 % largest channels.
+        cosine: of port and reference; for display only.
+        ulp_p99: 99th percentile of |port − reference| in units of the last place of the dtype.
+        nonfinite: counts in (port, reference).
+        prompt: index of the prompt it is worst for.
+    """
+
+    name: str
+    kind: Literal["observable", "gauge"]
+    stage: StageName
+    dtype: str
+    shape: tuple[int, ...]
+    status: Verdict
+    reason: str
+    exact: bool | None = None
+    local: Local | None = None
+    propagated: Propagated | None = None
+    worst: Worst | None = None
+    bias: float = 0.0
+    trimmed: float = 0.0
+    cosine: float = 1.0
+    ulp_p99: float = 0.0
+    nonfinite: tuple[int, int] = (0, 0)
+    prompt: int = 0
+
+    @property
+    def layer(self) -> int | None:
+        """3 for layers.3.attn.ctx, else None."""
+        parts = self.name.split(".")
+        return int(parts[1]) if parts[0] == "layers" else None
+
+    @property
+    def node(self) -> str:
+        """attn.ctx for layers.3.attn.ctx; the name itself outside layers."""
+        return self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage's verdict in one dtype, and its first failing node."""
+
+    name: StageName
+    dtype: str
+    status: Verdict
+    compared: int
+    first: str | None  # first FAIL, else first WARN; for exact the first unequal node
+    detail: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """One preflight check."""
+
+    name: str
+    status: Verdict
+    detail: str
+
+
+@dataclass(frozen=True)
+class Logits:
+    """The logits in one stage, over all tokens, propagated.
+
+    Attributes:
+        kl: mean KL(reference‖port) in nats; kl_ref: mean KL(golden‖reference).
+        worst_kl, worst_token: the largest over tokens, and where.
+        nmse: ‖port − reference‖² / ‖reference‖².
+        agreement: share of tokens where the argmax agrees.
+    """
+
+    stage: StageName
+    dtype: str
+    kl: float
+    kl_ref: float
+    worst_kl: float
+    worst_token: int
+    nmse: float
+    agreement: float
+
+
+@dataclass(frozen=True)
+class Axis:
+    """Whether this run could have shown a change of one axis, found by changing it.
+
+    Attributes:
+        value, tried: the spec's value and the one tried instead.
+        seen: where it showed: "semantics", "exact", or None when it could not be seen.
+        node: the first node that showed it.
+        reason: why it could not be seen.
+    """
+
+    path: str
+    value: str
+    tried: str
+    seen: Literal["semantics", "exact"] | None
+    node: str | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side of the comparison: what it is and how it ran."""
+
+    what: str  # "gemma-3-270m, executor" or "transformers 5.24.0 Gemma3ForCausalLM, eager"
+    dtype: str
+    device: str
+    details: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """The tokens of one prompt."""
+
+    label: str
+    ids_sha256: str
+    length: int
+    ids: tuple[int, ...]
+    tokens: tuple[str, ...]  # decoded one by one; empty without a tokenizer
+
+
+@dataclass(frozen=True)
+class DiffReport:
+    """Everything a diff found."""
+
+    name: str  # gemma-3-270m
+    created: str  # UTC, ISO 8601
+    verdict: Verdict
+    exit_code: int
+    sentence: str  # the one sentence that says it
+    port: Side
+    reference: Side
+    spec_hash: str
+    overrides: tuple[str, ...]
+    weights: str
+    num_layers: int
+    prompts: tuple[Prompt, ...]
+    stages: tuple[Stage, ...]
+    preflight: tuple[Check, ...]
+    nodes: tuple[NodeDiff, ...]
+    logits: tuple[Logits, ...]
+    axes: tuple[Axis, ...]
+    declared: int  # nodes the port declares
+    thresholds: Mapping[str, Mapping[str, tuple[float, float]]]  # dtype -> metric -> (pass, fail)
+    environment: Mapping[str, str]
+    command: str
+    timings_s: Mapping[str, float]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def compared(self) -> int:
+        """Node names with at least one verdict."""
+        return len({node.name for node in self.nodes if node.status != "NOT_COMPARED"})
+
+    @property
+    def first_fail(self) -> NodeDiff | None:
+        """The first failing node, in order of stages and of the forward pass."""
+        return next((node for node in self.nodes if node.status == "FAIL"), None)
+
+    def of_stage(self, stage: StageName) -> Iterator[NodeDiff]:
+        return (node for node in self.nodes if node.stage == stage)

@@ -1,0 +1,134 @@
+"""The blueprint: a spec resolved against a config. Explicit for each layer, no expression left, all the builder sees."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Strict, Tokenizer, Weights
+
+
+class Blueprint(Strict):
+    """One model, fully explicit.
+
+    `rules` and `tokenizer` say where weights lie and what the tokenizer does; the other fields say what is computed.
+    """
+
+    family: str
+    model_type: str
+    architecture: str
+    dims: Dims
+    embed: Embed
+    norm: Norm
+    blocks: tuple[Block, ...]
+    final_norm: bool
+    head: Head
+    weights: Weights
+    tokenizer: Tokenizer
+
+    @cached_property
+    def hash(self) -> str:
+        """sha256 of the blueprint, in hex; two specs with the same hash compute the same."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def parameters(self) -> dict[str, "Parameter"]:
+        """Every parameter by name, in the order of the forward pass."""
+        return {parameter.name: parameter for parameter in _parameters(self)}
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements over all parameters; a tied head counts once, with the embedding."""
+        return sum(parameter.num_elements for parameter in self.parameters().values())
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A tensor of the model: `layers.3.attn.q.weight`; linear weights are [out, in]."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str  # embedding, linear, norm, bias
+
+    @property
+    def num_elements(self) -> int:
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+    @property
+    def module(self) -> str:
+        """The name without .weight or .bias."""
+        return self.name.rpartition(".")[0]
+
+
+def projections(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, bool]]:
+    """The linear maps of a layer: name -> (out, in, bias); fused where the checkpoint fuses them."""
+    width, kv_width = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
+    attn, mlp = block.attn, block.mlp
+    if "attn.qkv" in rules.block:
+        maps = {"attn.qkv": (width + 2 * kv_width, dims.hidden, attn.bias_qkv)}
+    else:
+        maps = {
+            "attn.q": (width, dims.hidden, attn.bias_qkv),
+            "attn.k": (kv_width, dims.hidden, attn.bias_qkv),
+            "attn.v": (kv_width, dims.hidden, attn.bias_qkv),
+        }
+    maps["attn.o"] = (dims.hidden, width, attn.bias_o)
+    if mlp.gated and "mlp.gate_up" in rules.block:
+        maps["mlp.gate_up"] = (2 * dims.ffn, dims.hidden, mlp.bias)
+    else:
+        if mlp.gated:
+            maps["mlp.gate"] = (dims.ffn, dims.hidden, mlp.bias)
+        maps["mlp.up"] = (dims.ffn, dims.hidden, mlp.bias)
+    maps["mlp.down"] = (dims.hidden, dims.ffn, mlp.bias)
+    return maps
+
+
+def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, int]]:
+    """The norms of a layer: name -> (the norm, its width)."""
+    found: dict[str, tuple[Norm, int]] = {}
+    attn, mlp = block.attn, block.mlp
+    if attn.pre_norm:
+        found["attn.norm"] = (norm, dims.hidden)
+    if attn.qk_norm:
+        whole = attn.qk_norm.over == "full"
+        found["attn.q_norm"] = (attn.qk_norm, dims.head_dim * (dims.heads if whole else 1))
+        found["attn.k_norm"] = (attn.qk_norm, dims.head_dim * (dims.kv_heads if whole else 1))
+    if attn.post_norm:
+        found["attn.post_norm"] = (norm, dims.hidden)
+    if mlp.pre_norm is True:
+        found["mlp.norm"] = (norm, dims.hidden)
+    if mlp.post_norm:
+        found["mlp.post_norm"] = (norm, dims.hidden)
+    return found
+
+
+def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
+    dims, norm = blueprint.dims, blueprint.norm
+    yield Parameter("embed.weight", (dims.vocab, dims.hidden), "embedding")
+    if blueprint.embed.positions == "learned":
+        yield Parameter("pos.weight", (dims.max_pos + blueprint.embed.pos_offset, dims.hidden), "embedding")
+    if blueprint.embed.norm:
+        yield from _norm_parameters("embed_norm", norm, dims.hidden)
+    for i, block in enumerate(blueprint.blocks):
+        for name, (each, width) in norms(block, norm, dims).items():
+            yield from _norm_parameters(f"layers.{i}.{name}", each, width)
+        for name, (out, into, bias) in projections(block, dims, blueprint.weights).items():
+            yield Parameter(f"layers.{i}.{name}.weight", (out, into), "linear")
+            if bias:
+                yield Parameter(f"layers.{i}.{name}.bias", (out,), "bias")
+    if blueprint.final_norm:
+        yield from _norm_parameters("final_norm", norm, dims.hidden)
+    if not blueprint.head.tied:
+        yield Parameter("head.weight", (dims.vocab, dims.hidden), "linear")
+    if blueprint.head.bias:
+        yield Parameter("head.bias", (dims.vocab,), "bias")
+
+
+def _norm_parameters(name: str, norm: Norm, width: int) -> Iterator[Parameter]:
+    if norm.affine:
+        yield Parameter(f"{name}.weight", (width,), "norm")
+    if norm.bias:
+        yield Parameter(f"{name}.bias", (width,), "bias")

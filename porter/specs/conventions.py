@@ -1,0 +1,74 @@
+"""The conventions of a model in words, for people."""
+
+from typing import Any
+
+from porter.specs.blueprint import Blueprint
+from porter.specs.schema import Block, Dims, Head, Norm, Tokenizer
+
+
+def conventions(blueprint: Blueprint) -> list[tuple[str, str]]:
+    """The conventions that ports forget, in words: (topic, what this model does)."""
+    first, norm = blueprint.blocks[0], blueprint.norm
+    windows = [block.attn.window for block in blueprint.blocks]
+    rows: list[tuple[str, str]] = [("embedding", _embedding(blueprint)), ("norm", _norm(norm))]
+    rows.append(("placement", _placement(first)))
+    rows.append(("attention", _attention(first, blueprint.dims)))
+    if any(windows):
+        layers = sum(window is not None for window in windows)
+        rows.append(("window", f"{max(filter(None, windows))} keys on {layers} of {len(windows)} layers"))
+    thetas = sorted({block.rope.theta for block in blueprint.blocks if block.rope})
+    rope = next((block.rope for block in blueprint.blocks if block.rope), None)
+    if rope:
+        rows.append(("rope", f"{rope.style}, theta {' and '.join(f'{theta:g}' for theta in thetas)}, "
+                     f"tables in {rope.table_dtype}, applied in {rope.apply_dtype}, positions {rope.pos_dtype}"))  # fmt: skip
+    act = first.mlp.act
+    rows.append(("mlp", f"{act}{', gated' if first.mlp.gated else ''}{', biases' if first.mlp.bias else ''}"))
+    rows.append(("head", _head(blueprint.head)))
+    rows.append(("tokenizer", _tokenizer(blueprint.tokenizer)))
+    return rows
+
+
+def _embedding(blueprint: Blueprint) -> str:
+    embed = blueprint.embed
+    scale = "" if embed.scale is None else f"× {embed.scale:g} ({'rounded to the activations' if embed.scale_rounding == 'act' else 'not rounded'})"  # fmt: skip  # noqa: E501
+    parts = [scale, "+ learned positions" if embed.positions == "learned" else "", "norm after" if embed.norm else ""]
+    return ", ".join(part for part in parts if part) or "plain"
+
+
+def _norm(norm: Norm) -> str:
+    weight = {True: "1 + weight" if norm.offset else "weight", False: "no weight"}[norm.affine]
+    return f"{norm.kind}, eps {norm.eps:g}, {weight}, {norm.math}{', bias' if norm.bias else ''}"
+
+
+def _placement(block: Block) -> str:
+    sides = {(True, False): "pre", (True, True): "pre and post", (False, True): "post", (False, False): "none"}
+    shared = ", one norm shared" if block.mlp.pre_norm == "shared" else ""
+    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{shared}"
+
+
+def _attention(block: Block, dims: Dims) -> str:
+    attn = block.attn
+    parts = [f"{dims.heads} heads on {dims.kv_heads} of {dims.head_dim}", f"scale {attn.scale:.6g}"]
+    if attn.qk_norm:
+        parts.append(f"qk-norm per {attn.qk_norm.over} {attn.qk_norm.when.replace('_', ' ')}")
+    if attn.softcap:
+        parts.append(f"softcap {attn.softcap:g}")
+    if attn.bias_qkv:
+        parts.append("qkv biases")
+    return ", ".join(parts)
+
+
+def _head(head: Head) -> str:
+    parts = ["tied" if head.tied else "untied", "bias" if head.bias else ""]
+    parts.append(f"× {head.mul:g}" if head.mul != 1 else f"÷ {head.div:g}" if head.div != 1 else "")
+    parts.append(f"softcap {head.softcap:g}" if head.softcap else "")
+    return ", ".join(part for part in parts if part)
+
+
+def _tokenizer(tokenizer: Tokenizer) -> str:
+    known: dict[str, Any] = {k: v for k, v in tokenizer.model_dump().items() if v is not None}
+    if not known:
+        return "not checked"
+    bos = {True: f"BOS {tokenizer.bos_id} first", False: "no BOS", None: f"bos {tokenizer.bos_id}"}[tokenizer.add_bos]
+    eos = f"eos {', '.join(map(str, tokenizer.eos_ids))}" if tokenizer.eos_ids else ""
+    return ", ".join(part for part in (bos, eos, f"pad {tokenizer.pad_id}" if tokenizer.pad_id is not None else "") if part)

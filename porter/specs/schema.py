@@ -1,0 +1,234 @@
+"""What a spec may say: every axis, its allowed values, its meaning. All models are strict and frozen.
+
+A family file gives these fields as values or as expressions (`=cfg.rms_norm_eps`); after resolving, only values are
+left. The descriptions become the JSON schema that editors show. The base of all families is model_specs/_base.yaml.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Rounding = Literal["act", "fp32"]  # act: the dtype of the activations
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2"]
+
+_HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
+
+
+def _activation(value: Any) -> Any:
+    return _HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+
+
+class Strict(BaseModel):
+    """Unknown keys are errors, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Embed(Strict):
+    """Token embedding."""
+
+    scale: float | None = Field(None, description="Factor on the embedding; Gemma: sqrt(hidden). null: none.")
+    scale_rounding: Literal["act", "none"] = Field("act", description="act: the factor is rounded to the activations' dtype first (Gemma); none: it stays a Python float (Granite).")  # fmt: skip  # noqa: E501
+    positions: Literal["none", "learned"] = Field("none", description="learned: a position table is added (GPT-2).")
+    pos_offset: int = Field(0, ge=0, description="Rows skipped in the position table (OPT: 2).")
+    norm: bool = Field(False, description="A norm right after the embedding (BLOOM).")
+
+
+class Norm(Strict):
+    """A normalisation over the last axis."""
+
+    kind: Literal["rms", "layernorm"] = Field("rms", description="RMSNorm, or LayerNorm (subtracts the mean).")
+    eps: float = Field(1e-6, ge=0, description="Added to the mean square or variance, in units of x squared.")
+    offset: Literal[0, 1] = Field(0, description="Added to the weight; Gemma, Nemotron: 1.")
+    affine: bool = Field(True, description="Has a weight (OLMo, nanochat: false).")
+    bias: bool = Field(False, description="Has a bias.")
+    math: Literal["cast_then_scale", "scale_then_cast", "fused"] = Field("cast_then_scale", description="Where it rounds: before the product with the weight (Llama), after it (Gemma, OLMo 2, Cohere), or once inside torch's layer_norm (fused).")  # fmt: skip  # noqa: E501
+
+    @model_validator(mode="after")
+    def _known_combination(self) -> "Norm":
+        if self.kind == "rms" and (self.math == "fused" or self.bias):
+            raise ValueError("kind rms has neither math fused nor a bias; use kind: layernorm")
+        if self.kind == "layernorm" and self.math == "cast_then_scale":
+            raise ValueError("kind layernorm knows math fused and scale_then_cast, not cast_then_scale")
+        if self.bias and not self.affine:
+            raise ValueError("a bias needs affine: true")
+        return self
+
+
+class QKNorm(Norm):
+    """A norm on queries and keys; fields that are not given are those of `norm`."""
+
+    over: Literal["head", "full"] = Field("head", description="Each head alone (Qwen3), or all heads together (OLMo 2).")
+    when: Literal["before_rope", "after_rope"] = Field("before_rope", description="Before or after the rotation.")
+
+
+class Attention(Strict):
+    """Self-attention and the norms around it."""
+
+    pre_norm: bool = Field(True, description="A norm before the branch.")
+    post_norm: bool = Field(False, description="A norm on the branch's output, before it is added (Gemma 2, OLMo 2).")
+    bias_qkv: bool = Field(False, description="q, k and v have biases.")
+    bias_o: bool = Field(False, description="The output projection has a bias.")
+    clip_qkv: float | None = Field(None, gt=0, description="q, k, v are clipped to [-c, c] (OLMo).")
+    scale: float = Field(description="Factor on the scores; usually head_dim ** -0.5.")
+    scale_on: Literal["scores", "query"] = Field("scores", description="scores: after q·k; query: before it (OPT).")
+    scores_dtype: Rounding = Field("act", description="Dtype of the product q·k (GPT-J, GPT-Neo: fp32).")
+    softcap: float | None = Field(None, gt=0, description="scores become c * tanh(scores / c) (Gemma 2: 50).")
+    window: int | None = Field(None, gt=0, description="Keys a query sees, its own included; null: all before it.")
+    qk_norm: QKNorm | None = Field(None, description="A norm on q and k; null: none.")
+
+
+class RopeScaling(Strict):
+    """Frequency scaling of RoPE, as HF's rope_parameters name it."""
+
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
+    factor: float | None = None
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    attention_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+    truncate: bool | None = None
+    short_factor: tuple[float, ...] | None = None
+    long_factor: tuple[float, ...] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_axes_of_their_own(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kept = {k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"}}
+        if "type" in value:
+            kept.setdefault("rope_type", value["type"])
+        if kept.get("rope_type") == "su":  # Phi-3's first name for longrope
+            kept["rope_type"] = "longrope"
+        return kept
+
+
+class Rope(Strict):
+    """Rotary position embedding."""
+
+    style: Literal["half", "interleaved"] = Field("half", description="Pairs (i, i + R/2) (Llama), or (2i, 2i + 1) (GLM).")  # fmt: skip  # noqa: E501
+    theta: float = Field(gt=0, description="Base of the frequencies.")
+    partial: float = Field(1.0, gt=0, le=1, description="Share of each head's width that is rotated.")
+    dim: int | None = Field(None, gt=0, description="Rotated width of a head; null: partial * head_dim.")
+    negate: bool = Field(False, description="Rotates by minus the angle (nanochat).")
+    scaling: RopeScaling | None = Field(None, description="Frequency scaling; HF's rope_parameters or rope_scaling.")
+    inv_freq_dtype: Rounding = Field("fp32", description="Dtype the inverse frequencies are rounded to.")
+    pos_dtype: Rounding = Field("fp32", description="Dtype the positions are rounded to; act breaks past 256 in bf16.")
+    table_dtype: Rounding = Field("act", description="Dtype of the cos and sin tables.")
+    apply_dtype: Rounding = Field("act", description="Dtype the rotation is computed in (Cohere, OLMo 2: fp32).")
+
+
+class Mlp(Strict):
+    """Feed-forward branch and the norms around it."""
+
+    pre_norm: Literal[True, False, "shared"] = Field(True, description="A norm before the branch; shared: attention's.")
+    post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
+    gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
+    act: Annotated[Activation, BeforeValidator(_activation)] = Field(description="Activation; HF's names are read too.")
+    bias: bool = Field(False, description="The projections have biases.")
+
+
+class Block(Strict):
+    """One decoder layer."""
+
+    topology: Literal["sequential", "parallel"] = Field("sequential", description="parallel: both branches read the layer's input.")  # fmt: skip  # noqa: E501
+    add_order: Literal["residual_first", "branches_first"] = Field("residual_first", description="parallel only: (x + attn) + mlp, or (attn + mlp) + x; they differ in bf16.")  # fmt: skip  # noqa: E501
+    residual_scale: float = Field(1.0, description="Factor on each branch before it is added (Granite).")
+    attn: Attention
+    rope: Rope | None = Field(None, description="null: no rotation in this layer.")
+    mlp: Mlp
+
+    @model_validator(mode="after")
+    def _known_combination(self) -> "Block":
+        if self.mlp.pre_norm == "shared" and (self.topology != "parallel" or not self.attn.pre_norm):
+            raise ValueError("mlp.pre_norm shared needs topology: parallel and attn.pre_norm: true")
+        return self
+
+
+class Head(Strict):
+    """Output head."""
+
+    tied: bool = Field(False, description="Shares the embedding's weight.")
+    bias: bool = Field(False, description="Has a bias (Phi).")
+    mul: float = Field(1.0, description="Factor on the logits (Cohere).")
+    div: float = Field(1.0, description="Divisor of the logits (Granite).")
+    softcap: float | None = Field(None, gt=0, description="logits become c * tanh(logits / c) (Gemma 2: 30).")
+
+
+class Dims(Strict):
+    """Sizes of a model, in elements."""
+
+    vocab: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    ffn: int = Field(gt=0)
+    max_pos: int = Field(gt=0, description="Longest context, in tokens.")
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "Dims":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"{self.heads} heads do not share {self.kv_heads} key/value heads evenly")
+        return self
+
+
+class WeightRule(Strict):
+    """Where a tensor lies in the checkpoint; `.weight` and `.bias` are implied."""
+
+    src: tuple[str, ...] = Field(description="Source module; several are alternatives, the first present wins.")
+    transpose: bool = Field(False, description="Stored [in, out] (GPT-2's Conv1D).")
+    order: tuple[str, ...] = Field((), description="Parts of a fused projection, in the order of its rows.")
+    groups: Literal["1", "heads", "kv_heads"] = Field("1", description="How often the order repeats: once, or per head.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short_forms(cls, value: Any) -> Any:
+        if isinstance(value, str | list | tuple):
+            value = {"src": value}
+        if isinstance(value, dict):
+            value = dict(value)
+            if isinstance(value.get("src"), str):
+                value["src"] = (value["src"],)
+            value["groups"] = str(value.get("groups", 1))
+        return value
+
+
+class Weights(Strict):
+    """The table from porter's names to a checkpoint's."""
+
+    strip: tuple[str, ...] = Field((), description="Prefixes that a checkpoint may have or lack.")
+    layer: str = Field("model.layers.{i}", description="Prefix of layer i.")
+    globals: dict[str, WeightRule] = Field(description="embed, pos, embed_norm, final_norm, head.")
+    block: dict[str, WeightRule] = Field(description="attn.norm, attn.q, attn.qkv, mlp.gate, …; relative to `layer`.")
+    ignore: tuple[str, ...] = Field((), description="Globs of checkpoint tensors that are no parameters.")
+
+
+class Tokenizer(Strict):
+    """Conventions that are checked against the tokenizer; null: not checked."""
+
+    add_bos: bool | None = Field(None, description="Encoding text puts BOS first.")
+    bos_id: int | None = None
+    eos_ids: tuple[int, ...] | None = None
+    pad_id: int | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_eos(cls, value: Any) -> Any:
+        if isinstance(value, dict) and isinstance(value.get("eos_ids"), int):
+            value = {**value, "eos_ids": (value["eos_ids"],)}
+        return value
+
+
+class Size(Strict):
+    """One size of a family: a frozen config.json, and the hub id it is published under."""
+
+    hf: str | None = Field(None, description="Hub id, for example google/gemma-7b.")
+    config: dict[str, Any] = Field(description="HF-style config values; the same path as a checkpoint's config.json.")
+    tokenizer: dict[str, Any] = Field(default_factory=dict, description="Tokenizer conventions of this size alone.")
