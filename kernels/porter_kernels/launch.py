@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["launching", "next_power_of_2", "num_programs", "num_warps", "tl", "triton"]
+
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
 
 

@@ -1,0 +1,90 @@
+"""Makes the interpreter of Triton 3.9 right in bfloat16.
+
+It keeps a bfloat16 as the uint16 of its bits. As shipped, casting from float32 truncates, and arithmetic works on
+those integers. Mended, casts round to nearest even, and arithmetic widens to float32 and rounds its result, like a
+GPU. Reductions of bfloat16 (tl.sum) stay wrong; kernels reduce in float32. Drop this file once a test in
+porter_kernels/test_interpreter_bf16.py says that Triton has mended its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import triton.language as tl
+from triton.runtime import interpreter
+
+Builder, Handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+SHIPPED = {
+    name: getattr(Builder, name)
+    for name in (
+        "cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt",
+    )
+}  # fmt: skip
+
+
+def widen(bits: np.ndarray) -> np.ndarray:
+    """float32 values of bfloat16 bits."""
+    return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
+
+
+def round_to_bfloat16(values: np.ndarray, toward_zero: bool = False) -> np.ndarray:
+    """Bits of the bfloat16 nearest to each float32, ties to even."""
+    values = np.ascontiguousarray(values, dtype=np.float32)
+    bits = values.view(np.uint32).astype(np.uint64)
+    rounded = bits if toward_zero else bits + 0x7FFF + ((bits >> 16) & 1)
+    quiet_nan = (bits >> 16) | 0x40  # rounding could carry a NaN into infinity
+    return np.where(np.isnan(values), quiet_nan, rounded >> 16).astype(np.uint16)
+
+
+def mend_bfloat16() -> None:
+    """Replaces the wrong methods of the interpreter; calling it again changes nothing."""
+    Builder.cast_impl = _cast
+    Builder.create_fp_to_fp = _cast_rounding
+    Builder.binary_op = _binary
+    for name in ("unary_op", "ternary_op", "create_fma", "create_rsqrt"):
+        setattr(Builder, name, _in_float32(SHIPPED[name]))
+    Builder.create_dot = lambda self, a, b, *rest: SHIPPED["create_dot"](self, _widened(a), _widened(b), *rest)
+
+
+def _is_bfloat16(x: Any) -> bool:
+    return isinstance(x, Handle) and x.dtype.scalar == tl.bfloat16 and x.data.dtype == np.uint16
+
+
+def _widened(x: Any) -> Any:
+    return Handle(widen(x.data), tl.float32) if _is_bfloat16(x) else x
+
+
+def _in_float32(method: Callable[..., Any]) -> Callable[..., Any]:
+    def mended(self: Any, *operands: Any) -> Any:
+        result = method(self, *(_widened(x) for x in operands))
+        if any(_is_bfloat16(x) for x in operands):
+            return Handle(round_to_bfloat16(result.data), tl.bfloat16)
+        return result
+
+    return mended
+
+
+def _cast(self: Any, src: Any, dst_type: Any, toward_zero: bool = False) -> Any:
+    source, target = src.dtype.scalar, dst_type.scalar
+    if source == target:
+        return src
+    if source == tl.bfloat16:
+        return _cast(self, _widened(src), dst_type)
+    if target == tl.bfloat16:
+        return Handle(round_to_bfloat16(src.data.astype(np.float32), toward_zero), target)
+    return SHIPPED["cast_impl"](self, src, dst_type)
+
+
+def _cast_rounding(self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
+    if tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
+        return _cast(self, src, dst_type, rounding == interpreter._ir.ROUNDING_MODE.RTZ)
+    return SHIPPED["create_fp_to_fp"](self, src, dst_type, rounding)
+
+
+def _binary(self: Any, a: Any, b: Any, op: Callable[..., Any]) -> Any:
+    if not _is_bfloat16(a):
+        return SHIPPED["binary_op"](self, a, b, op)
+    result = op(widen(a.data), widen(b.data))
+    if result.dtype == np.bool_:  # a comparison
+        return Handle(result, a.dtype.scalar)
+    return Handle(round_to_bfloat16(result), tl.bfloat16)
