@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Strict, Tokenizer, Weights
 
@@ -27,7 +26,7 @@ class Blueprint(Strict):
     weights: Weights
     tokenizer: Tokenizer
 
-    @cached_property
+    @property
     def hash(self) -> str:
         """sha256 of the blueprint, in hex; two specs with the same hash compute the same."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()

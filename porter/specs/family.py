@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from porter.errors import SpecError, closest
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Strict, Tokenizer, Weights
-from porter.specs.tree import Map, Where, builtin_spec_names, locate, read_tree, spec_folder
+from porter.specs.tree import OWN, Map, Where, builtin_spec_names, locate, read_tree, spec_folder
 
 
 class Pattern(Strict):
@@ -68,9 +68,6 @@ class Family:
             raise spec_error(error, self.tree, ("sizes", name)) from error
 
 
-_OWN = ("sizes", "model_type", "architecture")  # never inherited
-
-
 def read_family(path: Path) -> Family:
     """The family in the file `path`, every key known.
 
@@ -78,10 +75,7 @@ def read_family(path: Path) -> Family:
         SpecError: with file, line and the closest valid name.
     """
     tree = read_tree(path)
-    for key in _OWN:
-        if key in tree and tree.where[key].file != path:
-            del tree[key]
-    for key in _OWN:
+    for key in OWN:
         if key not in tree:
             raise SpecError(f"{path}: no {key!r}", f"the top-level key {key!r}", _OWN_EXAMPLE[key])
     check_keys(tree, Document)
@@ -119,9 +113,7 @@ def find_size(name: str) -> tuple[Family, str]:
     known: dict[str, str] = {}
     for family_name in builtin_spec_names():
         tree = read_tree(spec_folder() / f"{family_name}.yaml")
-        for size in tree.get("sizes", {}):
-            if tree.where["sizes"].file.stem == family_name:
-                known[size] = family_name
+        known |= dict.fromkeys(tree.get("sizes", {}), family_name)
     if name == "tiny" or name not in known:
         names = {*known, *builtin_spec_names()} - {"tiny"}
         raise SpecError(f"no size or family is called {name!r}", closest(name, names), "porter specs list shows all.")

@@ -4,6 +4,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -12,7 +13,7 @@ from ruamel.yaml import YAML, YAMLError
 from porter.errors import SpecError, closest
 from porter.specs.family import Document, inner_models, spec_error
 from porter.specs.schema import Block
-from porter.specs.tree import Map, leaves
+from porter.specs.tree import Map, Where, leaves
 
 _LAYER = re.compile(r"layers\[(\d+)\]\.(.+)")
 SECTIONS = ("dims", "embed", "norm", "block", "final_norm", "head", "tokenizer")
@@ -69,7 +70,7 @@ def apply_overrides(tree: Map, overrides: Sequence[Override]) -> Map:
                 below = Map()
                 node.put(key, below, None)
             node = below
-        node.put(last, override.value, None)
+        node.put(last, override.value, Where(Path(f"--set {override.text}"), 0))
     return changed
 
 

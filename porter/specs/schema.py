@@ -117,6 +117,7 @@ class Rope(Strict):
     dim: int | None = Field(None, gt=0, description="Rotated width of a head; null: partial * head_dim.")
     negate: bool = Field(False, description="Rotates by minus the angle (nanochat).")
     scaling: RopeScaling | None = Field(None, description="Frequency scaling; HF's rope_parameters or rope_scaling.")
+    original_max_pos: int | None = Field(None, gt=0, description="Context before scaling, where the config keeps it beside rope_scaling (Phi-3).")  # fmt: skip  # noqa: E501
     inv_freq_dtype: Rounding = Field("fp32", description="Dtype the inverse frequencies are rounded to.")
     pos_dtype: Rounding = Field("fp32", description="Dtype the positions are rounded to; act breaks past 256 in bf16.")
     table_dtype: Rounding = Field("act", description="Dtype of the cos and sin tables.")

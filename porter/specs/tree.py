@@ -6,16 +6,18 @@ weight rules and `rope.scaling` are atomic. YAML 1.2, so `off` and `on` stay tex
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML, YAMLError
 from ruamel.yaml.comments import CommentedMap, CommentedSeq
 
-from porter.errors import SpecError
+from porter.errors import SpecError, closest
 
 PACKAGE = Path(__file__).resolve().parents[1]
 BASE = "_base"
+OWN = ("model_type", "architecture", "sizes")  # of one family alone, never inherited
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Where:
     line: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}"
+        return f"{self.file}:{self.line}" if self.line else str(self.file)  # --set has no line
 
 
 class Map(dict[str, Any]):
@@ -38,7 +40,9 @@ class Map(dict[str, Any]):
 
     def put(self, key: str, value: Any, where: Where | None) -> None:
         self[key] = value
-        if where is not None:
+        if where is None:
+            self.where.pop(key, None)
+        else:
             self.where[key] = where
 
     def copy(self) -> "Map":
@@ -59,6 +63,7 @@ def builtin_spec_names() -> list[str]:
     return sorted(path.stem for path in spec_folder().glob("*.yaml") if path.stem != BASE)
 
 
+@lru_cache
 def read_tree(path: Path) -> Map:
     """The spec in `path` merged onto its parents.
 
@@ -71,6 +76,9 @@ def read_tree(path: Path) -> Map:
             raise SpecError(f"{path} extends itself", "a chain of parents that ends at _base", "Break the circle.")
         seen.add(path)
         child = _parse(path)
+        if chain:
+            for key in OWN:
+                child.pop(key, None)
         chain.append(child)
         parent = child.pop("extends", None if path.stem == BASE else BASE)
         if parent is None:
@@ -128,8 +136,6 @@ def _parent_path(name: str, child: Path, where: Where | None) -> Path:
     for folder in (child.parent, spec_folder()):
         if (candidate := folder / f"{name}.yaml").is_file():
             return candidate
-    from porter.errors import closest
-
     raise SpecError(
         f"{where or child}: extends {name!r}, which is no family",
         closest(name, [BASE, *builtin_spec_names()]),
@@ -182,7 +188,7 @@ def _plain(value: Any, file: Path, where: Where) -> Any:
 
 
 def _check_cut(text: str, where: Where) -> None:
-    """Refuses an expression that YAML cut at a comma: in a flow map `{a: =first(x, 1)}` reads as `=first(x` and `1)`."""
+    """Refuses an expression that YAML cut at a comma: in a flow map, `{a: =first(x, 1)}` reads as `=first(x` and `1)`."""
     if text.startswith("=") and text.count("(") > text.count(")"):
         raise SpecError(
             f"{where}: the expression {text!r} ends inside a parenthesis",

@@ -1,0 +1,161 @@
+"""The one decoder: assembled from ops by blueprint, its layers visited one at a time through a loader.
+
+    decoder = Decoder(blueprint, make_ops("reference"), Resident(blueprint, ops, reader, dtype, device))
+    logits_BTV = decoder(ids_BT)
+
+A loader gives the units `embed`, `layers.0` … and `head`. Resident holds all of them; Streamed reads one when it is
+asked for and lets it go, so memory is flat in the number of layers.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from porter.errors import UsageError
+from porter.models.modules import Embedding, Head, Layer, Tap, no_tap
+from porter.models.ops import Ops
+from porter.models.positions import Cache, Positions
+from porter.specs.blueprint import Blueprint
+from porter.weights.reader import WeightReader
+
+
+class Loader(Protocol):
+    """Where the decoder takes its units from."""
+
+    def embed(self) -> Embedding: ...
+    def layer(self, index: int) -> Layer: ...
+    def head(self) -> Head: ...
+
+
+class Streamed:
+    """Reads a unit each time it is asked for, and holds none."""
+
+    def __init__(
+        self, blueprint: Blueprint, ops: Ops, reader: WeightReader, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.blueprint, self.ops, self.reader, self.dtype, self.device = blueprint, ops, reader, dtype, device
+
+    def embed(self) -> Embedding:
+        with torch.device("meta"):
+            unit = Embedding(self.blueprint, self.ops)
+        self._fill(unit, "")
+        return unit
+
+    def layer(self, index: int) -> Layer:
+        with torch.device("meta"):
+            unit = Layer(self.blueprint, index, self.ops)
+        self._fill(unit, f"layers.{index}.")
+        return unit
+
+    def head(self) -> Head:
+        with torch.device("meta"):
+            unit = Head(self.blueprint, self.ops)
+        self._fill(unit, "")
+        return unit
+
+    def _fill(self, unit: nn.Module, prefix: str) -> None:
+        values = {}
+        for name, _ in unit.named_parameters():
+            parameter = prefix + name
+            if parameter == "head.weight" and self.blueprint.head.tied:
+                parameter = "embed.weight"
+            values[name] = self.reader.read(parameter, self.dtype, self.device)
+        unit.load_state_dict(values, assign=True)
+
+
+class Resident(nn.Module):
+    """Holds every unit; a tied head shares the embedding's tensor."""
+
+    def __init__(
+        self, blueprint: Blueprint, ops: Ops, reader: WeightReader, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        super().__init__()
+        streamed = Streamed(blueprint, ops, reader, dtype, device)
+        self._embed = streamed.embed()
+        self.layers = nn.ModuleList(streamed.layer(i) for i in range(blueprint.dims.layers))
+        self._head = streamed.head()
+        if blueprint.head.tied:
+            self._head.head.weight = self._embed.embed.weight
+
+    def embed(self) -> Embedding:
+        return self._embed
+
+    def layer(self, index: int) -> Layer:
+        unit = self.layers[index]
+        assert isinstance(unit, Layer)
+        return unit
+
+    def head(self) -> Head:
+        return self._head
+
+
+class Decoder(nn.Module):
+    """A causal language model. Parameters are those of a Resident loader; with Streamed it has none of its own."""
+
+    def __init__(self, blueprint: Blueprint, loader: Loader) -> None:
+        super().__init__()
+        self.blueprint, self.loader = blueprint, loader
+
+    def embed(self, ids_BT: Tensor, positions: Positions, tap: Tap = no_tap) -> Tensor:
+        """[B, T, D], the residual stream before the first layer; taps embed.out."""
+        return self.loader.embed()(ids_BT, positions, tap)  # type: ignore[no-any-return]
+
+    def layer(
+        self, index: int, x_BTD: Tensor, positions: Positions, cache: Cache | None = None, tap: Tap = no_tap
+    ) -> Tensor:
+        """[B, T, D], the residual stream after one layer; taps attn.norm … resid_post."""
+        held = cache.layers[index] if cache else None
+        return self.loader.layer(index)(x_BTD, positions, held, tap)  # type: ignore[no-any-return]
+
+    def head(self, x_BTD: Tensor, tap: Tap = no_tap) -> Tensor:
+        """[B, T, V]; taps final.norm and logits."""
+        return self.loader.head()(x_BTD, tap)  # type: ignore[no-any-return]
+
+    def forward(self, ids_BT: Tensor, cache: Cache | None = None, tap: Tap = no_tap) -> Tensor:
+        """Logits of the tokens.
+
+        Args:
+            ids_BT: [B, T], int64; with a cache they follow the positions it holds.
+            cache: filled on the way; None: no cache.
+            tap: called with (node, value); nodes of layers come as layers.3.attn.ctx.
+
+        Returns:
+            [B, T, V], in the dtype of the weights.
+
+        Raises:
+            UsageError: positions pass the end of a learned position table.
+        """
+        start = cache.length if cache else 0
+        check_length(self.blueprint, start + ids_BT.shape[1])
+        positions = Positions(start, ids_BT.shape[1], ids_BT.device)
+        x_BTD = self.embed(ids_BT, positions, tap)
+        for i in range(self.blueprint.dims.layers):
+            x_BTD = self.layer(i, x_BTD, positions, cache, prefixed(tap, i))
+        return self.head(x_BTD, tap)
+
+    @torch.no_grad()
+    def generate(self, ids_BT: Tensor, num_tokens: int) -> Tensor:
+        """[B, T + num_tokens]: greedy continuation through the cache."""
+        cache = Cache(self.blueprint.dims.layers)
+        logits_BTV = self(ids_BT, cache)
+        for _ in range(num_tokens):
+            next_B1 = logits_BTV[:, -1:].argmax(-1)
+            ids_BT = torch.cat((ids_BT, next_B1), dim=1)
+            logits_BTV = self(next_B1, cache)
+        return ids_BT
+
+
+def prefixed(tap: Tap, layer: int) -> Tap:
+    """The tap with layers.{layer}. before each name."""
+    return no_tap if tap is no_tap else lambda name, value: tap(f"layers.{layer}.{name}", value)
+
+
+def check_length(blueprint: Blueprint, length: int) -> None:
+    """Refuses more positions than a learned table has rows."""
+    if blueprint.embed.positions == "learned" and length > blueprint.dims.max_pos:
+        raise UsageError(
+            f"{length} tokens are more than the position table of {blueprint.family} holds",
+            f"at most {blueprint.dims.max_pos}",
+            f"Pass --tokens {blueprint.dims.max_pos} or a shorter prompt.",
+        )

@@ -1,0 +1,134 @@
+"""The axes of a blueprint: what each holds, and a plausible other value, the mistake a port would make."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from porter.specs.blueprint import Blueprint
+from porter.specs.schema import Block, Strict
+
+_SWAPS: dict[str, dict[Any, Any]] = {
+    "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "silu": "gelu", "relu": "relu2",
+                "relu2": "relu", "quick_gelu": "gelu"},
+    "rope.style": {"half": "interleaved", "interleaved": "half"},
+    "attn.qk_norm.when": {"before_rope": "after_rope", "after_rope": "before_rope"},
+    "attn.scale_on": {"scores": "query", "query": "scores"},
+    "add_order": {"residual_first": "branches_first", "branches_first": "residual_first"},
+    "scale_rounding": {"act": "none", "none": "act"},
+    "math": {"cast_then_scale": "scale_then_cast", "scale_then_cast": "cast_then_scale"},
+    "dtype": {"act": "fp32", "fp32": "act"},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Change:
+    """One axis changed: the blueprint with the other value, and the layer (or None) where to look for it."""
+
+    path: str
+    value: Any
+    tried: Any
+    blueprint: Blueprint
+    layer: int | None
+    rounding: bool  # changes rounding only, so float32 cannot show it
+
+
+def changes(blueprint: Blueprint) -> Iterator[Change]:
+    """Each axis the blueprint has, changed to a value that a wrong port would have.
+
+    Axes of blocks are tried on the first layer of each kind of layer, and listed once for each value.
+    """
+    yield from _embed_changes(blueprint)
+    yield from _norm_changes(blueprint)
+    seen: set[tuple[str, Any]] = set()
+    for layer in first_of_each_kind(blueprint):
+        for path, value, tried in _block_changes(blueprint.blocks[layer]):
+            if (path, value) not in seen:
+                seen.add((path, value))
+                block = _replace(blueprint.blocks[layer], path.split("."), tried)
+                blocks = (*blueprint.blocks[:layer], block, *blueprint.blocks[layer + 1 :])
+                changed = blueprint.model_copy(update={"blocks": blocks})
+                yield Change(f"block.{path}", value, tried, changed, layer, _is_rounding(path))
+    if blueprint.head.softcap:
+        head = blueprint.head.model_copy(update={"softcap": None})
+        changed = blueprint.model_copy(update={"head": head})
+        yield Change("head.softcap", blueprint.head.softcap, None, changed, None, False)
+
+
+def first_of_each_kind(blueprint: Blueprint) -> list[int]:
+    """The first layer of each distinct block, in order."""
+    kinds: dict[str, int] = {}
+    for i, block in enumerate(blueprint.blocks):
+        kinds.setdefault(block.model_dump_json(), i)
+    return list(kinds.values())
+
+
+def _is_rounding(path: str) -> bool:
+    return path.endswith(("_dtype", "add_order", "math", "scale_rounding", "scale_on"))
+
+
+def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
+    embed = blueprint.embed
+    tried: list[tuple[str, Any, Any]] = []
+    if embed.scale is not None:
+        tried.append(("scale", embed.scale, 1.0))
+        tried.append(("scale_rounding", embed.scale_rounding, _SWAPS["scale_rounding"][embed.scale_rounding]))
+    if embed.positions == "learned":
+        tried.append(("pos_offset", embed.pos_offset, 0 if embed.pos_offset else 1))
+    for name, value, other in tried:
+        changed = blueprint.model_copy(update={"embed": embed.model_copy(update={name: other})})
+        yield Change(f"embed.{name}", value, other, changed, None, _is_rounding(name))
+
+
+def _norm_changes(blueprint: Blueprint) -> Iterator[Change]:
+    norm = blueprint.norm
+    tried: list[tuple[str, Any, Any]] = [("eps", norm.eps, norm.eps * 10)]
+    if norm.affine:
+        tried.append(("offset", norm.offset, 1 - norm.offset))
+    if norm.math != "fused":
+        tried.append(("math", norm.math, _SWAPS["math"][norm.math]))
+    for name, value, other in tried:
+        changed_norm = norm.model_copy(update={name: other})
+        blocks = tuple(_with_qk_norm(block, name, value, other) for block in blueprint.blocks)
+        changed = blueprint.model_copy(update={"norm": changed_norm, "blocks": blocks})
+        yield Change(f"norm.{name}", value, other, changed, 0, _is_rounding(name))
+
+
+def _with_qk_norm(block: Block, name: str, value: Any, other: Any) -> Block:
+    qk_norm = block.attn.qk_norm
+    if qk_norm is None or getattr(qk_norm, name) != value:
+        return block
+    return _replace(block, ["attn", "qk_norm", name], other)
+
+
+def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
+    attn, rope, mlp = block.attn, block.rope, block.mlp
+    yield "attn.scale", attn.scale, attn.scale * 1.05
+    yield "attn.scale_on", attn.scale_on, _SWAPS["attn.scale_on"][attn.scale_on]
+    if attn.window is not None:
+        yield "attn.window", attn.window, attn.window + 1
+    if attn.softcap is not None:
+        yield "attn.softcap", attn.softcap, None
+    if attn.clip_qkv is not None:
+        yield "attn.clip_qkv", attn.clip_qkv, None
+    if attn.qk_norm is not None and rope is not None:
+        yield "attn.qk_norm.when", attn.qk_norm.when, _SWAPS["attn.qk_norm.when"][attn.qk_norm.when]
+    if rope is not None:
+        yield "rope.theta", rope.theta, rope.theta * 1.02
+        yield "rope.style", rope.style, _SWAPS["rope.style"][rope.style]
+        if rope.scaling is not None and rope.scaling.rope_type != "default":
+            yield "rope.scaling", rope.scaling.rope_type, None
+        for name in ("inv_freq_dtype", "pos_dtype", "table_dtype", "apply_dtype"):
+            yield f"rope.{name}", getattr(rope, name), _SWAPS["dtype"][getattr(rope, name)]
+    if block.topology == "parallel":
+        yield "add_order", block.add_order, _SWAPS["add_order"][block.add_order]
+        if mlp.pre_norm is not True or attn.pre_norm:
+            yield "topology", block.topology, "sequential"
+    yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
+    if block.residual_scale != 1.0:
+        yield "residual_scale", block.residual_scale, 1.0
+
+
+def _replace(model: Any, path: list[str], value: Any) -> Any:
+    inner = value if len(path) == 1 else _replace(getattr(model, path[0]), path[1:], value)
+    assert isinstance(model, Strict)
+    return model.model_copy(update={path[0]: inner})
