@@ -2,13 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from porter.errors import ArtifactError
+from porter.weights.cache import temporary_beside
 from porter.weights.gguf.architectures import ARCHITECTURES, Architecture
 from porter.weights.gguf.reader import GgufFile, read_gguf
 from porter.weights.gguf.tokenizer import write_tokenizer
@@ -20,24 +21,30 @@ _TOKEN_IDS = {"bos_token_id": "bos", "eos_token_id": "eos", "pad_token_id": "pad
 
 
 def convert_gguf(path: Path, folder: Path) -> None:
-    """Writes config.json, tokenizer.json, tokenizer_config.json and float32 safetensors, the weights last.
+    """Writes config.json, tokenizer.json, tokenizer_config.json and float32 safetensors; whole, or not at all.
 
-    Args:     folder: made if it is not there; must not hold a checkpoint.
+    Args:     folder: made; if it is there, it must be empty.
     Raises:   ArtifactError: a GGUF that is damaged, or of a family, quantisation or tokenizer porter does not know.
     """
     file = read_gguf(path)
-    name = file.metadata.get("general.architecture")
+    name = str(file.metadata.get("general.architecture"))
     if name not in ARCHITECTURES:
         wrong = f"{path}: the architecture is {name}"
         raise ArtifactError(wrong, f"one of {', '.join(ARCHITECTURES)}", "use the model's safetensors")
+    if folder.exists() and any(folder.iterdir()):
+        raise ArtifactError(f"{folder} is not empty", "a new folder for the converted model", "name another folder")
     architecture = ARCHITECTURES[name]
     values = Values(file, name)
     config = _config(file, architecture, values)
-    names = _names(file, architecture, config, values.taken)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(file, name, folder)
-    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    _write_weights(file, architecture, values, names, folder)
+    names = _names(file, architecture, values.taken)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # The tokenizer, seconds of Python and Rust for 262,144 tokens, is built while the disk takes the weights.
+    with temporary_beside(folder) as part, ThreadPoolExecutor(1) as pool:
+        tokenizer = pool.submit(write_tokenizer, file, name, part)
+        (part / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        _write_weights(file, architecture, values, names, part)
+        tokenizer.result()
+        part.rename(folder)
 
 
 def _config(file: GgufFile, architecture: Architecture, values: Values) -> dict[str, Any]:
@@ -57,7 +64,7 @@ def _config(file: GgufFile, architecture: Architecture, values: Values) -> dict[
     return config
 
 
-def _names(file: GgufFile, architecture: Architecture, config: dict[str, Any], taken: set[str]) -> dict[str, str]:
+def _names(file: GgufFile, architecture: Architecture, taken: set[str]) -> dict[str, str]:
     """The tensor in the file of each of transformers' names; every tensor is used, and every layer is whole."""
     num_layers = file.metadata[f"{file.metadata['general.architecture']}.block_count"]
     known = {
@@ -112,4 +119,4 @@ def _write_weights(
 def uninterleave(w: Tensor, head_dim: int) -> Tensor:
     """Rows of whole heads, from llama.cpp's order (x0 y0 x1 y1 ...) to transformers' (x0 x1 ... y0 y1 ...)."""
     pairs = w.view(-1, head_dim // 2, 2, *w.shape[1:])
-    return torch.transpose(pairs, 1, 2).reshape(w.shape)
+    return pairs.transpose(1, 2).reshape(w.shape)

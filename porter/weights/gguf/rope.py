@@ -40,14 +40,15 @@ def llama_rope(values: Values, head_dim: int) -> dict[str, Any]:
     if tensor is None:
         return rope
     factors = tensor.double().numpy()
+    factor = shortest(float(factors.max()))
     scaling = {
         "rope_type": "llama3",
-        "factor": shortest(float(factors.max())),
+        "factor": factor,
         "low_freq_factor": 1.0,
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     }
-    if not np.allclose(factors, _llama3_factors(rope["rope_theta"], head_dim, scaling["factor"]), rtol=1e-5):
+    if not np.allclose(factors, _llama3_factors(rope["rope_theta"], head_dim, factor), rtol=1e-5):
         raise ArtifactError(
             "rope_freqs.weight does not follow from low_freq_factor 1, high_freq_factor 4 over 8192 positions",
             "the scaling of Llama 3.1 to 3.3",

@@ -70,7 +70,8 @@ class Vocabulary:
         if index >= len(self.tokens):
             wrong = f"{self.path}: tokenizer.ggml.{role}_token_id is {index}"
             raise ArtifactError(wrong, f"one of its {len(self.tokens)} tokens", "convert the model to GGUF again")
-        return self.tokens[index]
+        token: str = self.tokens[index]
+        return token
 
     def adds(self, role: str, default: bool) -> bool:
         return self.token_of(role) is not None and bool(self.get(f"add_{role}_token", default))
