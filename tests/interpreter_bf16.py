@@ -14,12 +14,10 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 Builder, Handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
+IN_FLOAT32 = ("unary_op", "ternary_op", "create_fma", "create_rsqrt")
 SHIPPED = {
-    name: getattr(Builder, name)
-    for name in (
-        "cast_impl", "create_fp_to_fp", "binary_op", "unary_op", "ternary_op", "create_dot", "create_fma", "create_rsqrt",
-    )
-}  # fmt: skip
+    name: getattr(Builder, name) for name in ("cast_impl", "create_fp_to_fp", "binary_op", "create_dot", *IN_FLOAT32)
+}
 
 
 def widen(bits: np.ndarray) -> np.ndarray:
@@ -41,7 +39,7 @@ def mend_bfloat16() -> None:
     Builder.cast_impl = _cast
     Builder.create_fp_to_fp = _cast_rounding
     Builder.binary_op = _binary
-    for name in ("unary_op", "ternary_op", "create_fma", "create_rsqrt"):
+    for name in IN_FLOAT32:
         setattr(Builder, name, _in_float32(SHIPPED[name]))
     Builder.create_dot = lambda self, a, b, *rest: SHIPPED["create_dot"](self, _widened(a), _widened(b), *rest)
 

@@ -19,4 +19,4 @@ def excess(actual: Tensor, truth: Tensor, terms: int, scale: Tensor | float) -> 
     out = torch.finfo(actual.dtype)
     store = 0.5 * out.eps * truth.abs() + out.smallest_normal * out.eps
     arithmetic = 4 * torch.finfo(torch.float32).eps * terms**0.5 * scale
-    return ((actual.double() - truth).abs() / (store + arithmetic)).max().item()
+    return float(((actual.detach().double() - truth).abs() / (store + arithmetic)).max())

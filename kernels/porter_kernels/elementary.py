@@ -17,12 +17,13 @@ def sigmoid(x):
 @triton.jit
 def tanh(x):
     # Near 0 the quotient would cancel. Polynomial: Cephes tanhf.c (Moshier), relative error 2e-7 below 0.625.
-    square = x * x
+    small = tl.minimum(tl.maximum(x, -1.0), 1.0)
+    square = small * small
     series = -5.70498872745e-3 * square + 2.06390887954e-2
     series = series * square - 5.37397155531e-2
     series = series * square + 1.33314422036e-1
     series = series * square - 3.33332819422e-1
-    near = x + x * square * series
+    near = small + small * square * series
     decay = tl.exp(-2.0 * tl.abs(x))
     far = (1.0 - decay) / (1.0 + decay)
     return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))

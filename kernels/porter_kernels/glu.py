@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from porter_kernels.elementary import sigmoid
-from porter_kernels.launch import launching, tl, triton
+from porter_kernels.launch import as_rows, launching, tl, triton
 
 BLOCK_F = 1024
 
@@ -95,7 +95,7 @@ def _activate(x, ACT: tl.constexpr):
         y, dydx = x * cdf, cdf + x * 0.3989422804014327 * tl.exp(-0.5 * x * x)
     elif ACT == "gelu_tanh" or ACT == "gelu_new":
         # (1 + tanh(u)) / 2 = sigmoid(2u), which does not cancel for negative u.
-        near = tl.minimum(tl.maximum(x, -10.0), 10.0)  # saturated beyond; keeps the cube finite
+        near = tl.minimum(tl.maximum(x, -16.0), 16.0)  # saturated beyond; keeps the cube finite
         s, ds = sigmoid(1.5957691216057308 * (near + 0.044715 * near * near * near))
         y, dydx = x * s, s + x * ds * (1.5957691216057308 * (1.0 + 3.0 * 0.044715 * near * near))
     elif ACT == "relu":
@@ -192,7 +192,7 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor | None, str], output: Tensor) -
 
 def _differentiate(ctx: Any, dy_NF: Tensor) -> tuple[Tensor, Tensor | None, None]:
     gate_NF, up_NF = ctx.saved_tensors
-    dgate_NF, dup_NF = _backward(_as_rows(dy_NF), gate_NF, up_NF, ctx.act)
+    dgate_NF, dup_NF = _backward(_readable(dy_NF), gate_NF, up_NF, ctx.act)
     return dgate_NF, None if up_NF is None else dup_NF, None
 
 
@@ -222,7 +222,7 @@ def glu(gate: Tensor, up: Tensor, *, act: str) -> Tensor:
             f"glu: up is {up.dtype} {list(up.shape)} on {up.device}, expected {gate.dtype} {list(gate.shape)} on "
             f"{gate.device} like gate. Pass both halves of the same layer's projection."
         )
-    y_NF: Tensor = _forward(_as_rows(gate), _as_rows(up), act)
+    y_NF: Tensor = _forward(_readable(gate), _readable(up), act)
     return y_NF.view(gate.shape)
 
 
@@ -240,12 +240,12 @@ def activation(x: Tensor, *, act: str) -> Tensor:
         ValueError: act is unknown.
     """
     _check_act("activation", act)
-    y_NF: Tensor = _forward(_as_rows(x), None, act)
+    y_NF: Tensor = _forward(_readable(x), None, act)
     return y_NF.view(x.shape)
 
 
-def _as_rows(x: Tensor) -> Tensor:
-    x_NF = x.reshape(-1, x.shape[-1] if x.ndim else 1)
+def _readable(x: Tensor) -> Tensor:
+    x_NF = as_rows(x)
     return x_NF if x_NF.stride(-1) == 1 else x_NF.contiguous()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from importlib.util import find_spec
 
 import torch
 
@@ -15,6 +16,8 @@ def use_interpreter_on_cpu() -> bool:
     Returns:
         Whether the interpreter is on.
     """
+    if find_spec("triton") is None:
+        return False
     if not torch.cuda.is_available() and "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "yes", "on", "y")

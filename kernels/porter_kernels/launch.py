@@ -3,6 +3,7 @@
 The one place that imports triton. Without it references work, and a launch says what to install.
 """
 
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["launching", "next_power_of_2", "num_programs", "num_warps", "tl", "triton"]
+__all__ = ["as_rows", "launching", "next_power_of_2", "num_programs", "num_warps", "tl", "triton"]
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
 
@@ -54,6 +55,11 @@ def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
             f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
         )
     return nullcontext()
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """x with its leading axes flattened into one: [N, last axis]; copied only where strides forbid a view."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1] if x.ndim else 1)
 
 
 def num_programs(device: torch.device) -> int:

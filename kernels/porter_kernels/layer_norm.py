@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from porter_kernels.launch import launching, next_power_of_2, num_programs, num_warps, tl, triton
+from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, num_warps, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, off
     rows = w if w is not None else b
     H = 1 if rows is None or rows.ndim == 1 else rows.shape[0]
     w_HD, b_HD = (None if row is None else row.reshape(H, D).contiguous() for row in (w, b))
-    y_ND: Tensor = _forward(x.reshape(-1, D).contiguous(), w_HD, b_HD, eps, offset, H)[0]
+    y_ND: Tensor = _forward(as_rows(x).contiguous(), w_HD, b_HD, eps, offset, H)[0]
     return y_ND.view(x.shape)
 
 

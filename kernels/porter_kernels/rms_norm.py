@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import launching, next_power_of_2, num_programs, num_warps, tl, triton
+from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, num_warps, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -185,6 +185,5 @@ def rms_norm(x: Tensor, w: Tensor | None, eps: float, *, offset: Literal[0, 1] =
             f"rms_norm: w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device} like x. "
             f"Cast the weight once when loading: w.to(x)."
         )
-    x_ND = x.reshape(-1, x.shape[-1]).contiguous()
-    y_ND: Tensor = _forward(x_ND, None if w is None else w.contiguous(), eps, offset)[0]
+    y_ND: Tensor = _forward(as_rows(x).contiguous(), None if w is None else w.contiguous(), eps, offset)[0]
     return y_ND.view(x.shape)

@@ -193,7 +193,7 @@ def rope_tables(
     """
     wide = torch.promote_types(act_dtype, torch.float32)
     dtypes = {"act": act_dtype, "fp32": wide}
-    positions_BT = positions.to(dtypes[pos_dtype]).to(wide).reshape(-1, positions.shape[-1])
+    positions_BT = (positions[None] if positions.ndim == 1 else positions).to(dtypes[pos_dtype]).to(wide)
     angles = positions_BT[..., None] * inv_freq.to(positions.device, dtypes[inv_freq_dtype]).to(wide)  # [B, T, R / 2]
     cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
     return cos.to(dtypes[table_dtype]), sin.to(dtypes[table_dtype])

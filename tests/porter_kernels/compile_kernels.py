@@ -1,0 +1,85 @@
+"""Compiles kernels to PTX without a GPU. Run in a process that does not interpret: triton decides when imported.
+
+Prints one line of JSON a kernel, variant and architecture; test_compile.py reads them.
+"""
+
+import importlib
+import json
+import pkgutil
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+import porter_kernels
+
+ARCHITECTURES = (80, 90)
+NORM = {"eps": 1e-6, "OFFSET": 1, "HAS_W": True, "BLOCK_D": 1024}
+PLAIN = {"eps": 1e-6, "OFFSET": 0, "HAS_W": False, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
+NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "NEED_DW": True, "NEED_DB": True, "BLOCK_D": 1024}
+ROPE = {"INVERSE": False, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
+VARIANTS: dict[str, list[dict[str, object]]] = {
+    "rms_norm._forward_kernel": [NORM, PLAIN],
+    "rms_norm._backward_kernel": [NORM_BACKWARD, PLAIN | {"NEED_DW": False}],
+    "layer_norm._forward_kernel": [NORM | {"HAS_B": True}, PLAIN | {"HAS_B": False}],
+    "layer_norm._backward_kernel": [NORM_BACKWARD, PLAIN | {"NEED_DW": False, "NEED_DB": False}],
+    "rope._kernel": [
+        ROPE | {"INTERLEAVED": False},
+        ROPE | {"INTERLEAVED": True, "INVERSE": True, "BLOCK_R": 8, "BLOCK_REST": 32},
+    ],
+    "glu._forward_kernel": [
+        {"ACT": act, "GATED": True, "BLOCK_F": 1024}
+        for act in ("silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
+    ],
+    "glu._backward_kernel": [
+        {"ACT": act, "GATED": gated, "BLOCK_F": 1024} | ({} if gated else {"up_ptr": None})
+        for act, gated in (("silu", True), ("gelu", True), ("gelu_tanh", True), ("relu2", False))
+    ],
+    "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 1024}],
+    "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 1024}],
+}
+FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr")
+
+
+def find_kernels() -> dict[str, JITFunction]:
+    """Every jitted function of porter_kernels that is launched, by module and name."""
+    kernels = {}
+    for module_info in pkgutil.iter_modules(porter_kernels.__path__):
+        module = importlib.import_module(f"porter_kernels.{module_info.name}")
+        for name, value in vars(module).items():
+            if isinstance(value, JITFunction) and name.endswith("_kernel"):
+                kernels[f"{module_info.name}.{name}"] = value
+    return kernels
+
+
+def compile_to_ptx(kernel: JITFunction, constants: dict[str, object], architecture: int) -> str:
+    signature, constexprs = {}, {}
+    for i, name in enumerate(kernel.arg_names):
+        if name in constants:
+            signature[name], constexprs[(i,)] = "constexpr", constants[name]
+        elif name.endswith("_ptr"):
+            signature[name] = "*fp32" if name in FLOAT32_POINTERS else "*bf16"
+        else:
+            signature[name] = "i32"
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
+    return str(triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm["ptx"])
+
+
+if __name__ == "__main__":
+    for name, kernel in find_kernels().items():
+        for constants in VARIANTS.get(name, []):
+            for architecture in ARCHITECTURES:
+                ptx = compile_to_ptx(kernel, constants, architecture)
+                print(
+                    json.dumps(
+                        {
+                            "kernel": name,
+                            "architecture": architecture,
+                            "entry": f".target sm_{architecture}" in ptx and ".entry" in ptx,
+                            "float64": ".f64" in ptx,
+                        }
+                    )
+                )
+        if name not in VARIANTS:
+            print(json.dumps({"kernel": name, "architecture": None}))

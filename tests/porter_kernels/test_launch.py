@@ -1,0 +1,92 @@
+"""Where kernels cannot run, references still do, and a launch says how to fix it. Grid sizes; fresh memory is NaN."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from porter_kernels.launch import as_rows, next_power_of_2, num_programs, num_warps
+
+ROOT = Path(__file__).resolve().parents[2]
+REFERENCES = """
+import sys, torch
+{before}
+import porter_kernels
+print(porter_kernels.use_interpreter_on_cpu())
+from porter_kernels.rms_norm import rms_norm, rms_norm_reference
+from porter_kernels.layer_norm import layer_norm_reference
+from porter_kernels.rope import rope_reference
+from porter_kernels.rope_tables import rope_tables
+from porter_kernels.glu import glu, glu_reference
+from porter_kernels.softcap import softcap, softcap_reference
+x = torch.ones(2, 4)
+rms_norm_reference(x, x[0], 1e-6, math="cast_then_scale"), layer_norm_reference(x, None, None, 1e-5, math="fused")
+glu_reference(x, x, act="silu"), softcap_reference(x, 1.0)
+for launch in (lambda: rms_norm(x, x[0], 1e-6), lambda: glu(x, x, act="silu"), lambda: softcap(x, 1.0)):
+    try:
+        print(launch().shape)
+    except ValueError as error:
+        print(error)
+"""
+
+
+def run_without_gpu(before: str) -> list[str]:
+    """What a fresh process prints: whether it interprets, then the result or error of three launches."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "kernels"), "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TRITON_INTERPRET", None)
+    script = REFERENCES.format(before=before)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stderr) == (0, "")
+    return result.stdout.splitlines()
+
+
+def test_interpreter_is_switched_on_in_time() -> None:
+    assert run_without_gpu(before="") == ["True", *["torch.Size([2, 4])"] * 3]
+
+
+def test_without_triton_a_launch_says_what_to_install() -> None:
+    interpreting, *errors = run_without_gpu(before="sys.modules['triton'] = None")  # import triton raises ImportError
+    assert interpreting == "False"
+    for op, error in zip(("rms_norm", "glu", "softcap"), errors, strict=True):
+        assert error.startswith(f"{op}: triton is not installed, expected it to launch the kernel. Install it with pip")
+        assert error.endswith(f"call {op}_reference.")
+
+
+def test_on_a_cpu_that_compiles_a_launch_says_what_to_call() -> None:
+    interpreting, *errors = run_without_gpu(before="import triton")
+    assert interpreting == "False"
+    for op, error in zip(("rms_norm", "glu", "softcap"), errors, strict=True):
+        assert error.startswith(f"{op}: x is on cpu, expected a CUDA device")
+        assert "use_interpreter_on_cpu() before triton is imported" in error
+        assert error.endswith(f"call {op}_reference.")
+
+
+@pytest.mark.parametrize(("n", "power"), [(0, 1), (1, 1), (2, 2), (3, 4), (63, 64), (64, 64), (65, 128)])
+def test_next_power_of_2(n: int, power: int) -> None:
+    assert next_power_of_2(n) == power
+
+
+@pytest.mark.parametrize(("block", "warps"), [(1, 1), (512, 1), (4096, 8), (65536, 16)])
+def test_num_warps(block: int, warps: int) -> None:
+    assert num_warps(block) == warps
+
+
+def test_num_programs_is_at_least_one() -> None:
+    assert num_programs(torch.device("cpu")) >= 1
+
+
+@pytest.mark.parametrize(
+    ("shape", "rows"), [((), (1, 1)), ((3,), (1, 3)), ((2, 3, 4), (6, 4)), ((2, 0), (2, 0)), ((0, 3), (0, 3))], ids=str
+)
+def test_as_rows(shape: tuple[int, ...], rows: tuple[int, int]) -> None:
+    assert as_rows(torch.zeros(shape)).shape == rows
+
+
+def test_fresh_memory_is_nan() -> None:
+    x = torch.zeros(3)
+    assert all(fresh.isnan().all() for fresh in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))

@@ -1,0 +1,172 @@
+"""rope_frequencies and rope_tables have the bits of transformers, kind by kind and model by model."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from porter_kernels.rope_tables import FREQUENCIES, Rounding, rope_frequencies, rope_tables
+
+SCALINGS = {
+    "default": [{}],
+    "linear": [{"factor": 3.0}],
+    "dynamic": [{"factor": 2.5}],
+    "llama3": [
+        {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64},
+        {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ],
+    "yarn": [
+        {"factor": 4.0, "original_max_position_embeddings": 64},
+        {"factor": 40.0, "original_max_position_embeddings": 64, "beta_fast": 16, "beta_slow": 2, "truncate": False},
+        {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 0.7},
+        {"factor": 4.0, "original_max_position_embeddings": 64, "attention_factor": 1.5},
+        {"factor": 0.5, "original_max_position_embeddings": 8192},
+    ],
+    "longrope": [
+        {"original_max_position_embeddings": 64},
+        {"original_max_position_embeddings": 64, "factor": 4.0},
+        {"original_max_position_embeddings": 64, "attention_factor": 1.19},
+        {"original_max_position_embeddings": 512},
+    ],
+}
+MAX_POSITIONS = 256
+
+
+def case(kind: str, scaling: dict, dim: int) -> dict:
+    if kind == "longrope":
+        ramp = torch.linspace(1, 3, dim // 2).tolist()
+        return scaling | {"short_factor": ramp, "long_factor": [4 * x for x in ramp]}
+    return scaling
+
+
+def test_every_kind_is_tested() -> None:
+    assert SCALINGS.keys() == FREQUENCIES.keys()
+
+
+@pytest.mark.parametrize("seq_len", [None, 64, 65, 700, torch.tensor(700)], ids=repr)
+@pytest.mark.parametrize("partial", [1.0, 0.25, 0.75])
+@pytest.mark.parametrize(
+    ("kind", "scaling"),
+    [pytest.param(kind, scaling, id=f"{kind} {i}") for kind in SCALINGS for i, scaling in enumerate(SCALINGS[kind])],
+)
+def test_frequencies_have_huggingfaces_bits(
+    kind: str, scaling: dict, partial: float, seq_len: int | Tensor | None
+) -> None:
+    from transformers import GPTNeoXConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+
+    dim = int(128 * partial)
+    parameters = case(kind, scaling, dim)
+    config = GPTNeoXConfig(
+        hidden_size=256, num_attention_heads=2, max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": kind, "rope_theta": 12345.0, "partial_rotary_factor": partial, **parameters},
+    )  # fmt: skip
+    compute = ROPE_INIT_FUNCTIONS.get(kind, GPTNeoXRotaryEmbedding.compute_default_rope_parameters)
+    their_inv_freq, their_factor = compute(config, seq_len=seq_len)
+    inv_freq, attention_factor = rope_frequencies(
+        kind, theta=12345.0, dim=dim, scaling=parameters, max_positions=MAX_POSITIONS, seq_len=seq_len
+    )
+    assert (inv_freq.dtype, inv_freq.shape) == (torch.float32, (dim // 2,))
+    assert torch.equal(inv_freq, their_inv_freq)
+    assert attention_factor == their_factor
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("K", [2, 6, 34, 64, 96, 128])
+@pytest.mark.parametrize("model", ["llama", "cohere", "olmo2"])
+def test_tables_have_the_models_bits(model: str, K: int, dtype: torch.dtype) -> None:
+    from transformers import CohereConfig, LlamaConfig, Olmo2Config
+    from transformers.models.cohere.modeling_cohere import CohereRotaryEmbedding
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+    from transformers.models.olmo2.modeling_olmo2 import Olmo2RotaryEmbedding
+
+    config, embedding = {
+        "llama": (LlamaConfig, LlamaRotaryEmbedding),
+        "cohere": (CohereConfig, CohereRotaryEmbedding),
+        "olmo2": (Olmo2Config, Olmo2RotaryEmbedding),
+    }[model]
+    positions = torch.stack([torch.arange(320), torch.arange(1000, 1320)])
+    parameters = {"rope_type": "default", "rope_theta": 10000.0}
+    module = embedding(config(hidden_size=2 * K, num_attention_heads=2, rope_parameters=parameters))
+    theirs = module(torch.zeros((), dtype=dtype), positions)
+    inv_freq, factor = rope_frequencies("default", theta=10000.0, dim=K, scaling={}, max_positions=2048)
+    mine = rope_tables(
+        inv_freq, positions, attention_factor=factor, inv_freq_dtype="fp32", pos_dtype="fp32",
+        table_dtype="fp32" if model == "olmo2" else "act", act_dtype=dtype,
+    )  # fmt: skip
+    for table, their_table in zip(mine, theirs, strict=True):
+        duplicated = table.repeat_interleave(2, -1) if model == "cohere" else torch.cat((table, table), -1)
+        assert duplicated.dtype == their_table.dtype
+        assert torch.equal(duplicated, their_table)
+
+
+@pytest.mark.parametrize("length", [40, 90])
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+def test_frequencies_follow_the_sequence_as_the_model_does(kind: str, length: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    parameters = case(kind, {"factor": 4.0, "original_max_position_embeddings": 64}, 32)
+    config = LlamaConfig(
+        hidden_size=64, num_attention_heads=2, max_position_embeddings=64,
+        rope_parameters={"rope_type": kind, "rope_theta": 10000.0, **parameters},
+    )  # fmt: skip
+    positions = torch.arange(length)[None]
+    theirs = LlamaRotaryEmbedding(config)(torch.zeros(()), positions)
+    inv_freq, factor = rope_frequencies(
+        kind, theta=10000.0, dim=32, scaling=parameters, max_positions=64, seq_len=positions.max() + 1
+    )
+    mine = rope_tables(
+        inv_freq, positions, attention_factor=factor, inv_freq_dtype="fp32", pos_dtype="fp32", table_dtype="act",
+        act_dtype=torch.float32,
+    )  # fmt: skip
+    for table, their_table in zip(mine, theirs, strict=True):
+        assert torch.equal(torch.cat((table, table), -1), their_table)
+
+
+def angles(position: int, act_dtype: torch.dtype, **rounding: Rounding) -> tuple[Tensor, Tensor]:
+    inv_freq = torch.tensor([1.0, 0.1])
+    fp32: dict[str, Rounding] = {"inv_freq_dtype": "fp32", "pos_dtype": "fp32", "table_dtype": "fp32"}
+    return rope_tables(inv_freq, torch.tensor([position]), attention_factor=1.0, act_dtype=act_dtype, **fp32 | rounding)
+
+
+def test_positions_in_bfloat16_have_no_257() -> None:
+    for rounded, exact in zip(angles(257, torch.bfloat16, pos_dtype="act"), angles(256, torch.bfloat16), strict=True):
+        assert torch.equal(rounded, exact)
+    assert not torch.equal(angles(257, torch.bfloat16)[0], angles(256, torch.bfloat16)[0])
+
+
+def test_frequencies_in_bfloat16_are_rounded() -> None:
+    cos, _ = angles(100, torch.bfloat16, inv_freq_dtype="act")
+    tenth = torch.tensor(0.1).bfloat16().item()
+    torch.testing.assert_close(cos[0, 0, 1].item(), math.cos(100 * tenth), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("rounding", ["act", "fp32"])
+def test_float64_is_float64_throughout(rounding: Rounding) -> None:
+    cos, sin = angles(12345, torch.float64, inv_freq_dtype=rounding, pos_dtype=rounding, table_dtype=rounding)
+    angle = 12345 * torch.tensor(0.1).double().item()
+    assert (cos.dtype, cos[0, 0, 1].item(), sin[0, 0, 1].item()) == (torch.float64, math.cos(angle), math.sin(angle))
+
+
+@pytest.mark.parametrize(
+    ("kind", "scaling", "message"),
+    [
+        ("ntk", {}, r"kind is 'ntk', expected one of default, linear, dynamic.*Add the kind"),
+        (
+            "linear",
+            {"rope_type": "linear"},
+            r"scaling has no 'factor' \(it has \['rope_type'\]\), which kind linear",
+        ),
+        (
+            "longrope",
+            {"short_factor": [1.0], "long_factor": [1.0]},
+            r"short_factor has 1 numbers, expected 4, half the 8",
+        ),
+    ],
+)
+def test_wrong_scaling_says_what_to_do(kind: str, scaling: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rope_frequencies(kind, theta=1e4, dim=8, scaling=scaling, max_positions=64)
