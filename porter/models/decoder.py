@@ -3,11 +3,12 @@
     decoder = Decoder(blueprint, make_ops("reference"), Resident(blueprint, ops, reader, dtype, device))
     logits_BTV = decoder(ids_BT)
 
-A loader gives the units `embed`, `layers.0` … and `head`. Resident holds all of them; Streamed reads one when it is
-asked for and lets it go, so memory is flat in the number of layers.
+A loader gives the units `embed`, `layers.0` … and `head`. Resident holds all of them; Streamed holds one at a time,
+so memory is flat in the number of layers.
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,9 @@ from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
 
 
+UnitT = TypeVar("UnitT", bound=nn.Module)
+
+
 class Loader(Protocol):
     """Where the decoder takes its units from."""
 
@@ -29,30 +33,31 @@ class Loader(Protocol):
 
 
 class Streamed:
-    """Reads a unit each time it is asked for, and holds none."""
+    """Reads a unit when it is asked for and lets go of the one before, so that one is in memory at a time."""
 
     def __init__(
         self, blueprint: Blueprint, ops: Ops, reader: WeightReader, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.blueprint, self.ops, self.reader, self.dtype, self.device = blueprint, ops, reader, dtype, device
+        self._held: tuple[str, nn.Module] | None = None
 
     def embed(self) -> Embedding:
-        with torch.device("meta"):
-            unit = Embedding(self.blueprint, self.ops)
-        self._fill(unit, "")
-        return unit
+        return self._unit("embed", lambda: Embedding(self.blueprint, self.ops), "")
 
     def layer(self, index: int) -> Layer:
-        with torch.device("meta"):
-            unit = Layer(self.blueprint, index, self.ops)
-        self._fill(unit, f"layers.{index}.")
-        return unit
+        return self._unit(f"layers.{index}", lambda: Layer(self.blueprint, index, self.ops), f"layers.{index}.")
 
     def head(self) -> Head:
-        with torch.device("meta"):
-            unit = Head(self.blueprint, self.ops)
-        self._fill(unit, "")
-        return unit
+        return self._unit("head", lambda: Head(self.blueprint, self.ops), "")
+
+    def _unit(self, name: str, make: Callable[[], UnitT], prefix: str) -> UnitT:
+        if self._held is None or self._held[0] != name:
+            self._held = None
+            with torch.device("meta"):
+                unit = make()
+            self._fill(unit, prefix)
+            self._held = (name, unit)
+        return self._held[1]  # type: ignore[return-value]
 
     def _fill(self, unit: nn.Module, prefix: str) -> None:
         values = {}

@@ -91,7 +91,7 @@ def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) 
     for parameter in blueprint.parameters().values():
         rule, _ = rule_for(blueprint, parameter.module)
         names = sources(blueprint, parameter)
-        found = [present[bare] for name in names if (bare := _bare(blueprint, name)) in present]
+        found = [present[bare] for name in names if (bare := without_prefix(blueprint, name)) in present]
         if found:
             entries[parameter.name] = Entry(parameter, found[0], rule.transpose)
         else:
@@ -110,11 +110,12 @@ def _twins(blueprint: Blueprint, present: Mapping[str, str], entries: Mapping[st
     rule = blueprint.weights.globals.get("head")
     if not blueprint.head.tied or rule is None or "embed.weight" not in entries:
         return ()
-    names = (_bare(blueprint, f"{source}.weight") for source in rule.src)
+    names = (without_prefix(blueprint, f"{source}.weight") for source in rule.src)
     return tuple((present[name], entries["embed.weight"].source) for name in names if name in present)
 
 
-def _bare(blueprint: Blueprint, name: str) -> str:
+def without_prefix(blueprint: Blueprint, name: str) -> str:
+    """A checkpoint name or module path without the prefixes that `weights.strip` makes optional."""
     for prefix in sorted(blueprint.weights.strip, key=len, reverse=True):
         if name.startswith(prefix):
             return name.removeprefix(prefix)
@@ -124,7 +125,7 @@ def _bare(blueprint: Blueprint, name: str) -> str:
 def _by_bare_name(blueprint: Blueprint, available: Iterable[str]) -> dict[str, str]:
     present: dict[str, str] = {}
     for name in available:
-        bare = _bare(blueprint, name)
+        bare = without_prefix(blueprint, name)
         if bare in present:
             raise WeightError(
                 f"the checkpoint holds both {present[bare]} and {name}",

@@ -18,7 +18,7 @@ from porter.specs.blueprint import Blueprint
 from porter.specs.ledger import Entry, layout
 from porter.weights.safetensors_files import DTYPES, TensorSpec, write_checkpoint
 
-KINDS = ("random", "random:stress")
+VERSION = 1  # of the recipe: a change makes other weights, so cached ones are left behind
 _BLOCK_ELEMENTS = 8 * 2**20
 _SPREAD = 0.3  # of norm weights and biases under stress
 
@@ -73,5 +73,3 @@ def _distribution(entry: Entry, stress: bool, offset: int) -> tuple[float, float
     if kind == "bias":
         return 0.0, _SPREAD if stress else 0.0
     return 0.0, shape[-1] ** -0.5 if stress else 0.02
-
-

@@ -110,11 +110,13 @@ class _Parser:
         for _ in range(num_keys):
             key = self.string()
             metadata[key] = self.value(self.scalar("I"))
-        if metadata.get("split.count", 1) > 1:
+        if metadata.get("split.count", 0) not in (0, 1):
             wrong = f"{self.path} is one of {metadata['split.count']} parts"
             raise ArtifactError(wrong, "the whole model in one file", "join them: llama-gguf-split --merge")
         entries = [self.entry() for _ in range(num_tensors)]
         alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise struct.error(f"general.alignment is {alignment!r}")
         data_start = -(-self.position // alignment) * alignment
         tensors = [_place(self.path, entry, data_start) for entry in entries]
         _check_ends(self.path, tensors, len(self.mapped))
@@ -162,8 +164,10 @@ class _Parser:
         return _SCALARS[kind]
 
     def entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self.string()
-        axes = [self.scalar("Q") for _ in range(self.scalar("I"))]  # innermost first
+        name, num_axes = self.string(), self.scalar("I")
+        if not 1 <= num_axes <= 4:  # ggml's own limit
+            raise struct.error(f"{name} has {num_axes} axes")
+        axes = [self.scalar("Q") for _ in range(num_axes)]  # innermost first
         return name, tuple(reversed(axes)), self.scalar("I"), self.scalar("Q")
 
 
@@ -177,9 +181,9 @@ def _place(path: Path, entry: tuple[str, tuple[int, ...], int, int], data_start:
         fix = "pip install -U gguf, or use the model's safetensors"
         raise ArtifactError(wrong, "a type of this version of ggml", fix) from error
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[quantization]
-    if not shape or shape[-1] % block_size:
+    if 0 in shape or shape[-1] % block_size:
         wrong = f"{path}: {name} has shape {list(shape)} in {quantization.name}"
-        raise ArtifactError(wrong, f"rows of a multiple of {block_size} values", _FETCH_AGAIN)
+        raise ArtifactError(wrong, f"no empty axis, and rows of a multiple of {block_size} values", _FETCH_AGAIN)
     size_bytes = math.prod(shape) // block_size * block_bytes
     return GgufTensor(name, shape, quantization.name, data_start + offset, size_bytes)
 

@@ -1,0 +1,53 @@
+"""The sides of a comparison, each run a unit at a time: embedding, one layer, head."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from porter.models.decoder import Decoder, check_length
+from porter.models.positions import Positions
+
+Nodes = dict[str, Tensor]
+
+
+class Lane(Protocol):
+    """Something with the nodes of a decoder. Names inside a layer come without layers.{i}."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    def start(self, ids_BT: Tensor) -> None: ...
+    def embed(self) -> Nodes: ...
+    def layer(self, index: int, x_BTD: Tensor) -> Nodes: ...
+    def head(self, x_BTD: Tensor) -> Nodes: ...
+
+
+class PortLane:
+    """porter's own model as a lane."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
+        self.decoder, self.dtype, self.device = decoder, dtype, device
+
+    def start(self, ids_BT: Tensor) -> None:
+        check_length(self.decoder.blueprint, ids_BT.shape[1])
+        self._ids_BT = ids_BT.to(self.device)
+        self._positions = Positions(0, ids_BT.shape[1], self.device)
+
+    @torch.no_grad()
+    def embed(self) -> Nodes:
+        nodes: Nodes = {}
+        self.decoder.embed(self._ids_BT, self._positions, nodes.__setitem__)
+        return nodes
+
+    @torch.no_grad()
+    def layer(self, index: int, x_BTD: Tensor) -> Nodes:
+        nodes: Nodes = {}
+        self.decoder.layer(index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__)
+        return nodes
+
+    @torch.no_grad()
+    def head(self, x_BTD: Tensor) -> Nodes:
+        nodes: Nodes = {}
+        self.decoder.head(x_BTD.to(self.device), tap=nodes.__setitem__)
+        return nodes

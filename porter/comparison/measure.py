@@ -1,0 +1,145 @@
+"""How far a node of the port and of the reference are from golden: sums first, so that a node may come in chunks."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from porter.comparison.report import Local, NodeDiff, Propagated, StageName, Worst
+from porter.comparison.verdicts import FLOORS, judge
+
+GAUGES = frozenset(
+    ["attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "mlp.gate", "mlp.up"]
+)
+_SAMPLE = 65_536  # elements looked at for ulp_p99
+_TRIM = 1e-3  # share of channels left out of `trimmed`
+
+
+class Tally:
+    """Sums over one node; `add` takes it whole, or a chunk of tokens at a time.
+
+    Tensors are [B, T, ...] or [B, T, D]; tokens of all samples count alike.
+    """
+
+    def __init__(self, name: str, stage: StageName, dtype: str) -> None:
+        self.name, self.stage, self.dtype = name, stage, dtype
+        self.shape: tuple[int, ...] = ()
+        self.exact: bool | None = None
+        self.worst: Worst | None = None
+        self.nonfinite = [0, 0]
+        self.cosine_sums = [0.0, 0.0, 0.0]
+        self.bias_sums = [0.0, 0.0, 0]
+        self.ulp_p99 = 0.0
+        self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
+        self._channels: tuple[Tensor, Tensor] | None = None  # squares per channel: port error, golden
+
+    def add(self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, first_token: int = 0) -> None:
+        """Adds a chunk whose first token is `first_token`; executor: the spec's own arithmetic, for `exact`."""
+        if executor is not None:
+            equal = executor.dtype == reference.dtype and torch.equal(executor, reference)
+            self.exact = equal if self.exact is None else self.exact and equal
+        same = torch.equal(port, reference)
+        port64_NF, reference64_NF, golden_NF = (_rows(t) for t in (port, reference, golden))
+        error_NF = port64_NF - golden_NF
+        reference_error_NF = error_NF if same else reference64_NF - golden_NF
+        sums = [each.square() for each in (error_NF, golden_NF)]
+        reference_sum_N = (sums[0] if same else reference_error_NF.square()).sum(1)
+        self._tokens.append((sums[0].sum(1), reference_sum_N, sums[1].sum(1)))
+        channels = (sums[0].sum(0), sums[1].sum(0))
+        held = self._channels
+        self._channels = channels if held is None else (held[0] + channels[0], held[1] + channels[1])
+        self._count(port64_NF, reference64_NF, error_NF)
+        self.shape = (*port.shape[:1], first_token + port.shape[1], *port.shape[2:])
+        if not same:
+            self._compare(port, reference, port64_NF, reference64_NF, first_token)
+
+    def _count(self, port64_NF: Tensor, reference64_NF: Tensor, error_NF: Tensor) -> None:
+        self.bias_sums[0] += float(error_NF.sum())
+        self.bias_sums[2] += error_NF.numel()
+        if not math.isfinite(self.bias_sums[0]):
+            self.nonfinite[0] += int((~torch.isfinite(port64_NF)).sum())
+            self.nonfinite[1] += int((~torch.isfinite(reference64_NF)).sum())
+
+    def _compare(
+        self, port: Tensor, reference: Tensor, port64_NF: Tensor, reference64_NF: Tensor, first_token: int
+    ) -> None:
+        difference_NF = (port64_NF - reference64_NF).abs_()
+        flat = int(difference_NF.nan_to_num(nan=math.inf).argmax())
+        largest = float(difference_NF.flatten()[flat])
+        if self.worst is None or not largest <= self.worst.difference:
+            at = [int(i) for i in torch.unravel_index(torch.tensor(flat), port.shape)]
+            at[1] += first_token
+            self.worst = Worst(largest, tuple(at), float(port64_NF.flatten()[flat]), float(reference64_NF.flatten()[flat]))
+        products = (port64_NF * reference64_NF, port64_NF.square(), reference64_NF.square())
+        self.cosine_sums = [held + float(each.sum()) for held, each in zip(self.cosine_sums, products, strict=True)]
+        step = max(1, difference_NF.numel() // _SAMPLE)
+        sample = difference_NF.flatten()[::step]
+        exponent = torch.frexp(reference64_NF.flatten()[::step]).exponent - 1
+        unit = torch.ldexp(torch.tensor(torch.finfo(reference.dtype).eps, dtype=torch.float64), exponent)
+        ulps = (sample / unit).nan_to_num(nan=math.inf)
+        self.ulp_p99 = max(self.ulp_p99, float(ulps.kthvalue(max(1, math.ceil(0.99 * ulps.numel()))).values))
+
+    def local(self, keep_tokens: bool) -> Local:
+        """The node's errors; tokens only where a report draws them."""
+        port_N, reference_N, golden_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
+        floor = FLOORS[self.dtype]
+        e_port, e_ref = (_ratio(float(part.sum()), float(golden_N.sum())) for part in (port_N, reference_N))
+        least = torch.finfo(torch.float64).tiny
+        port_rel_N, reference_rel_N = ((part / golden_N.clamp_min(least)).sqrt() for part in (port_N, reference_N))
+        scale = max(float(reference_rel_N.max()), floor)
+        tokens = tuple(round(value, 4) for value in (port_rel_N / scale).tolist()) if keep_tokens else ()
+        return Local(
+            e_port=e_port, e_ref=e_ref, rho=e_port / max(e_ref, floor), rho_tok=float(port_rel_N.max()) / scale,
+            token=int(port_rel_N.nan_to_num(nan=math.inf).argmax()), tokens=tokens,
+        )  # fmt: skip
+
+    def finish(self, propagated: Propagated | None = None, prompt: int = 0) -> NodeDiff:
+        """The node's record, judged."""
+        node = self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
+        kind = "gauge" if node in GAUGES else "observable"
+        local = self.local(keep_tokens=node == "resid_post")
+        nonfinite = (self.nonfinite[0], self.nonfinite[1])
+        status, reason = judge(self.stage, self.dtype, kind, local, nonfinite)
+        cosine = self.cosine_sums[0] / math.sqrt(self.cosine_sums[1] * self.cosine_sums[2]) if self.worst else 1.0
+        squares = float(sum(part[0].sum() for part in self._tokens))
+        rms = math.sqrt(squares / self.bias_sums[2]) if squares >= 0 and self.bias_sums[2] else 0.0
+        return NodeDiff(
+            name=self.name, kind=kind, stage=self.stage, dtype=self.dtype, shape=self.shape, status=status, reason=reason,
+            exact=self.exact, local=local, propagated=propagated, worst=self.worst,
+            bias=self.bias_sums[0] / self.bias_sums[2] / rms if rms else 0.0, trimmed=self._trimmed(), cosine=cosine,
+            ulp_p99=self.ulp_p99, nonfinite=nonfinite, prompt=prompt,
+        )  # fmt: skip
+
+    def _trimmed(self) -> float:
+        assert self._channels is not None
+        error_F, golden_F = self._channels
+        dropped = golden_F.topk(math.ceil(_TRIM * golden_F.numel())).indices
+        keep_F = torch.ones_like(golden_F, dtype=torch.bool)
+        keep_F[dropped] = False
+        return _ratio(float(error_F[keep_F].sum()), float(golden_F[keep_F].sum()))
+
+
+def measure_propagated(port: Tensor, reference: Tensor, golden: Tensor) -> Propagated:
+    """The node when each side ran on its own hidden states."""
+    if torch.equal(port, reference):
+        l2 = 0.0
+    else:
+        l2 = float(torch.linalg.vector_norm(port.double() - reference.double()))
+    size, golden_size = (float(torch.linalg.vector_norm(t.double())) for t in (reference, golden))
+    error, floor = (float(torch.linalg.vector_norm(t.double() - golden)) for t in (port, reference))
+    return Propagated(
+        l2=l2,
+        log10_l2=math.log10(l2) if l2 > 0 else None,
+        rel_l2=l2 / size if size else 0.0,
+        e_port=error / golden_size if golden_size else 0.0,
+        e_ref=floor / golden_size if golden_size else 0.0,
+        floor_l2=floor,
+    )
+
+
+def _rows(value: Tensor) -> Tensor:
+    return value.reshape(value.shape[0] * value.shape[1], -1).double()
+
+
+def _ratio(error: float, golden: float) -> float:
+    return math.sqrt(error / golden) if golden > 0 else math.sqrt(error)

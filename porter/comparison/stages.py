@@ -1,0 +1,200 @@
+"""Runs the lanes of one stage in lock-step, unit by unit, and measures every node.
+
+Local: each side is fed golden's input of the unit, rounded to the stage's dtype. Propagated: each side runs on its own
+hidden states. Verdicts are made from local nodes; the curve over layers from propagated ones.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from porter.comparison.lanes import Lane, Nodes
+from porter.comparison.logits import LogitsTally
+from porter.comparison.measure import Tally, measure_propagated
+from porter.comparison.report import Logits, NodeDiff, StageName
+
+_HEAD_ELEMENTS = 2**24  # of one chunk of logits: 128 MiB in float64
+CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured propagated too
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The sides of one stage. `executor` is the port's spec in plain torch: the port itself when it has those ops."""
+
+    golden: Lane
+    reference: Lane
+    port: Lane
+    executor: Lane
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which layers are compared; others are only passed through."""
+
+    layers: frozenset[int]
+    whole: bool  # embedding and head too
+    first_bad: bool  # stop at the first FAIL
+
+    @property
+    def last(self) -> int:
+        return max(self.layers, default=-1)
+
+
+@dataclass
+class StageRun:
+    """What one stage found for one prompt."""
+
+    nodes: list[NodeDiff] = field(default_factory=list)
+    logits: Logits | None = None
+    inputs: dict[int, Tensor] = field(default_factory=dict)  # layer -> its input, for the layers asked for
+    declared: set[str] = field(default_factory=set)
+
+    @property
+    def failed(self) -> bool:
+        return any(node.status == "FAIL" for node in self.nodes)
+
+
+def run_stage(
+    stage: StageName,
+    dtype: str,
+    lanes: Lanes,
+    ids_BT: Tensor,
+    selection: Selection,
+    *,
+    keep_inputs: frozenset[int] = frozenset(),
+    advance: Callable[[str], None] = lambda unit: None,
+) -> StageRun:
+    """Compares one prompt in one dtype.
+
+    Args:
+        ids_BT: [1, T].
+        keep_inputs: layers (or the number of layers, for the head) whose inputs are kept in the result.
+        advance: called after each unit.
+    """
+    run = StageRun()
+    for lane in _distinct(lanes):
+        lane.start(ids_BT)
+    states = _compare_embedding(stage, dtype, lanes, selection, run)
+    advance("embed")
+    num_layers = _num_layers(lanes)
+    for index in range(num_layers):
+        if (selection.first_bad and run.failed) or (not selection.whole and index > selection.last):
+            return run
+        if index in keep_inputs:
+            run.inputs[index] = states.golden.to(lanes.port.dtype)
+        states = _compare_layer(stage, dtype, lanes, index, states, selection, run)
+        advance(f"layers.{index}")
+    if selection.whole and not (selection.first_bad and run.failed):
+        run.inputs[num_layers] = states.golden.to(lanes.port.dtype)
+        _compare_head(stage, dtype, lanes, states, run)
+        advance("head")
+    return run
+
+
+@dataclass(frozen=True)
+class _States:
+    """The residual stream of each side on its own way."""
+
+    golden: Tensor
+    reference: Tensor
+    port: Tensor
+
+
+def _num_layers(lanes: Lanes) -> int:
+    decoder = getattr(lanes.port, "decoder")  # noqa: B009
+    return int(decoder.blueprint.dims.layers)
+
+
+def _distinct(lanes: Lanes) -> list[Lane]:
+    sides = [lanes.golden, lanes.reference, lanes.port]
+    return sides if lanes.executor is lanes.port else [*sides, lanes.executor]
+
+
+def _compare_embedding(stage: StageName, dtype: str, lanes: Lanes, selection: Selection, run: StageRun) -> _States:
+    sides = [lane.embed() for lane in (lanes.golden, lanes.reference, lanes.port)]
+    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.embed()
+    states = _States(*(side["embed.out"] for side in sides))
+    if selection.whole or 0 in selection.layers:
+        run.declared.add("embed.out")
+        run.nodes.append(_measure("embed.out", stage, dtype, sides, executor, "embed.out", states))
+    return states
+
+
+def _compare_layer(
+    stage: StageName, dtype: str, lanes: Lanes, index: int, states: _States, selection: Selection, run: StageRun
+) -> _States:
+    golden = lanes.golden.layer(index, states.golden)["resid_post"]
+    reference = lanes.reference.layer(index, states.reference)["resid_post"]
+    port = lanes.port.layer(index, states.port)["resid_post"]
+    after = _States(golden, reference, port)
+    if index not in selection.layers:
+        return after
+    given = states.golden.to(lanes.port.dtype)
+    sides = [
+        lanes.golden.layer(index, given.to(lanes.golden.dtype)),
+        lanes.reference.layer(index, given),
+        lanes.port.layer(index, given),
+    ]
+    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.layer(index, given)
+    for node in sides[2]:
+        name = f"layers.{index}.{node}"
+        run.declared.add(name)
+        if node in sides[0] and node in sides[1]:
+            run.nodes.append(_measure(name, stage, dtype, sides, executor, node, after))
+        else:
+            run.nodes.append(_not_compared(name, stage, dtype, sides[2][node]))
+        if run.nodes[-1].status == "FAIL" and selection.first_bad:
+            break
+    return after
+
+
+def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, run: StageRun) -> None:
+    given = states.golden.to(lanes.port.dtype)
+    tallies = {node: Tally(node, stage, dtype) for node in ("final.norm", "logits")}
+    logits = LogitsTally(stage, dtype)
+    curve: list[tuple[Tensor, Tensor, Tensor]] = []
+    for start, stop in _token_chunks(lanes, given):
+        part = given[:, start:stop]
+        golden = lanes.golden.head(part.to(lanes.golden.dtype))
+        sides = [golden, lanes.reference.head(part), lanes.port.head(part)]
+        executor = sides[2] if lanes.executor is lanes.port else lanes.executor.head(part)
+        for node, tally in tallies.items():
+            if all(node in side for side in sides):
+                tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], first_token=start)
+        del sides, executor
+        reference, port = lanes.reference.head(states.reference[:, start:stop]), lanes.port.head(states.port[:, start:stop])
+        logits.add(port["logits"][0], reference["logits"][0], golden["logits"][0])
+        if "final.norm" in golden:
+            curve.append((port["final.norm"], reference["final.norm"], golden["final.norm"]))
+    for node, tally in tallies.items():
+        if tally.shape:
+            run.declared.add(node)
+            whole = [torch.cat(parts, dim=1) for parts in zip(*curve, strict=True)] if node == "final.norm" else None
+            run.nodes.append(tally.finish(measure_propagated(*whole) if whole else None))
+    run.logits = logits.finish()
+
+
+def _token_chunks(lanes: Lanes, given: Tensor) -> Iterator[tuple[int, int]]:
+    decoder = getattr(lanes.port, "decoder")  # noqa: B009
+    step = max(1, _HEAD_ELEMENTS // decoder.blueprint.dims.vocab)
+    for start in range(0, given.shape[1], step):
+        yield start, min(start + step, given.shape[1])
+
+
+def _measure(
+    name: str, stage: StageName, dtype: str, sides: list[Nodes], executor: Nodes, node: str, after: _States
+) -> NodeDiff:
+    tally = Tally(name, stage, dtype)
+    golden, reference, port = (side[node] for side in sides)
+    tally.add(port, reference, golden, executor.get(node))
+    propagated = measure_propagated(after.port, after.reference, after.golden) if node in CURVE else None
+    return tally.finish(propagated)
+
+
+def _not_compared(name: str, stage: StageName, dtype: str, value: Tensor) -> NodeDiff:
+    return NodeDiff(
+        name=name, kind="observable", stage=stage, dtype=dtype, shape=tuple(value.shape), status="NOT_COMPARED",
+        reason="the reference does not show it",
+    )  # fmt: skip

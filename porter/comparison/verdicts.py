@@ -1,0 +1,106 @@
+"""Thresholds and what they make of a node; the evidence for the numbers is in benchmarks/results/.
+
+ρ = e_port / max(e_ref, floor); ρ_tok the same for the worst token of each side. A node passes up to the first number
+of a pair, fails past the second, and warns between.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from porter.comparison.report import Check, Local, NodeDiff, Stage, StageName, Verdict
+
+Limits = Mapping[str, tuple[float, float]]
+
+THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
+    "semantics": {"float32": {"rho": (4.0, 10.0)}},
+    "precision": {
+        "bfloat16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
+        "float16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
+    },
+}
+# The least error that counts: 4 units of float32; one round-to-nearest store of bfloat16 or float16 (0.425 u, RMS).
+FLOORS = {"float32": 4 * 2.0**-24, "bfloat16": 0.425 * 2.0**-8, "float16": 0.425 * 2.0**-11}
+UNDECIDABLE = 0.1  # past this e_ref the reference itself is too far from golden to judge a port
+
+EXIT = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": 4, "NOT_COMPARED": 4}
+FAIL_ON = ("warn", "exact", "missing")
+
+_SUSPECTS = (  # node ending -> the axes that act between it and the nodes before it
+    ("embed.out", "embed.scale, embed.scale_rounding, embed.positions"),
+    ("attn.norm", "norm.*"), ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("final.norm", "norm.*"),
+    ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"), ("mlp.act", "block.mlp.act, gate/up order"),
+    ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
+    ("logits", "head.*"),
+)  # fmt: skip
+
+
+def judge(stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tuple[int, int]) -> tuple[Verdict, str]:
+    """Verdict and reason of one node; gauge nodes warn at most."""
+    limits = THRESHOLDS[stage][dtype]
+    if nonfinite[0] > nonfinite[1]:
+        return "FAIL", f"{nonfinite[0]} values of the port are not finite, {nonfinite[1]} of the reference"
+    if local.e_ref > UNDECIDABLE:
+        return "INCONCLUSIVE", f"the reference itself is {local.e_ref:.0%} from golden"
+    worst: tuple[Verdict, str] = ("PASS", "")
+    for metric, (good, bad) in limits.items():
+        value = getattr(local, metric)
+        if not value <= bad:
+            worst = ("FAIL", f"{metric} {value:.3g} > {bad:g}")
+            break
+        if value > good and worst[0] == "PASS":
+            worst = ("WARN", f"{metric} {value:.3g} > {good:g}")
+    if worst[0] == "FAIL" and kind == "gauge":
+        return "WARN", f"{worst[1]} (gauge)"
+    return worst
+
+
+def summarize(stage: StageName, dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
+    """One stage's verdict: the worst of its nodes."""
+    compared = [node for node in nodes if node.status != "NOT_COMPARED"]
+    decided = [node for node in compared if node.status != "INCONCLUSIVE"]
+    first = next((n for n in decided if n.status == "FAIL"), None) or next((n for n in decided if n.status == "WARN"), None)
+    status: Verdict = first.status if first else "PASS" if decided else "INCONCLUSIVE"
+    worst = max(decided, key=lambda node: node.local.rho if node.local else 0.0, default=None)
+    if first is not None:
+        detail = first.reason
+    elif worst is not None and worst.local is not None:
+        detail = f"largest ρ {worst.local.rho:.2f} at {worst.name}"
+    else:
+        detail = "no node could be judged"
+    return Stage(stage, dtype, status, len(compared), first.name if first else None, detail)
+
+
+def summarize_exact(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
+    """Whether the executor's bits are the reference's, node by node, on the same inputs."""
+    compared = [node for node in nodes if node.exact is not None]
+    unequal = [node for node in compared if not node.exact]
+    if not compared:
+        return Stage("exact", dtype, "NOT_COMPARED", 0, None, "no node was compared")
+    if not unequal:
+        return Stage("exact", dtype, "PASS", len(compared), None, "every node bit-equal")
+    detail = f"{len(unequal)} of {len(compared)} nodes differ in their bits"
+    return Stage("exact", dtype, "WARN", len(compared), unequal[0].name, detail)
+
+
+def conclude(stages: Iterable[Stage], checks: Iterable[Check], missing: int, fail_on: Iterable[str]) -> tuple[Verdict, int]:
+    """The verdict of the whole run and its exit code."""
+    stages, promoted = list(stages), set(fail_on)
+    statuses = {stage.status for stage in stages if stage.name != "exact"}
+    unequal = any(stage.name == "exact" and stage.status == "WARN" for stage in stages)
+    if any(check.status == "FAIL" for check in checks):
+        return "FAIL", 5
+    if not any(stage.compared for stage in stages) or statuses <= {"INCONCLUSIVE", "NOT_COMPARED"}:
+        return "INCONCLUSIVE", EXIT["INCONCLUSIVE"]
+    warned = "WARN" in statuses or any(check.status == "WARN" for check in checks)
+    if "FAIL" in statuses or (unequal and "exact" in promoted) or (missing and "missing" in promoted):
+        return "FAIL", EXIT["FAIL"]
+    if warned and "warn" in promoted:
+        return "FAIL", EXIT["FAIL"]
+    if "INCONCLUSIVE" in statuses:
+        return "INCONCLUSIVE", EXIT["INCONCLUSIVE"]
+    verdict: Verdict = "WARN" if warned or unequal else "PASS"
+    return verdict, EXIT[verdict]
+
+
+def suspects(node: str) -> str:
+    """The axes that act at a node, for the sentence under a failure."""
+    return next((axes for ending, axes in _SUSPECTS if node.endswith(ending)), "the weights it reads, and its layout")

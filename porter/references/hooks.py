@@ -1,0 +1,117 @@
+"""Where HF's modules show porter's nodes: derived from the weight rules, whose sources are the modules' paths."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from porter.models.modules import split_qkv
+from porter.specs.blueprint import Blueprint, norms, projections
+from porter.specs.ledger import rule_for, without_prefix
+
+Record = Callable[[str, Tensor], None]
+Split = Callable[[Tensor], dict[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Hook:
+    """Notes a module's first input, or its output, as one or more nodes."""
+
+    module: nn.Module
+    of_input: bool
+    split: Split
+
+    def attach(self, record: Record) -> RemovableHandle:
+        def note(value: Any) -> None:
+            for name, node in self.split(value[0] if isinstance(value, tuple) else value).items():
+                record(name, node)
+
+        if self.of_input:
+            return self.module.register_forward_pre_hook(lambda _module, args: note(args))
+        return self.module.register_forward_hook(lambda _module, _args, out: note(out))
+
+
+def hooks_of_layer(model: nn.Module, blueprint: Blueprint, layer: int) -> list[Hook]:
+    """The hooks of one layer; nodes come without the prefix layers.{i}."""
+    found = dict(_modules(model, blueprint, layer))
+    return [Hook(found[name], of_input, split) for name, of_input, split in _plan(blueprint, layer) if name in found]
+
+
+def hooks_of_head(model: nn.Module, blueprint: Blueprint) -> list[Hook]:
+    """The hook on the final norm."""
+    if not blueprint.final_norm:
+        return []
+    module = _find(model, blueprint, "final_norm")
+    return [] if module is None else [Hook(module, False, lambda value: {"final.norm": value})]
+
+
+def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]:
+    """(module by porter's name, input or output, the nodes it shows)."""
+    block = blueprint.blocks[layer]
+    for name in norms(block, blueprint.norm, blueprint.dims):
+        yield name, False, _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
+    for name in projections(block, blueprint.dims, blueprint.weights):
+        yield name, False, _output(name, blueprint)
+    yield "attn.o", True, _named("attn.ctx")
+    yield "mlp.down", True, _named("mlp.act")
+    if block.topology == "sequential":
+        entry = next(n for n in ("mlp.norm", "mlp.gate_up", "mlp.gate", "mlp.up") if _has(blueprint, layer, n))
+        yield entry, True, _named("resid_mid")
+
+
+def _has(blueprint: Blueprint, layer: int, name: str) -> bool:
+    block = blueprint.blocks[layer]
+    return name in norms(block, blueprint.norm, blueprint.dims) or name in projections(
+        block, blueprint.dims, blueprint.weights
+    )
+
+
+def _named(node: str) -> Split:
+    return lambda value: {node: value}
+
+
+def _output(name: str, blueprint: Blueprint) -> Split:
+    dims = blueprint.dims
+    if name == "attn.qkv":
+        rule = blueprint.weights.block[name]
+        return lambda value: dict(zip(("attn.q", "attn.k", "attn.v"), split_qkv(value, dims, rule), strict=True))
+    if name == "mlp.gate_up":
+        order = blueprint.weights.block[name].order
+        return lambda value: {
+            f"mlp.{part}": each for part, each in zip(order, value.chunk(len(order), dim=-1), strict=True)
+        }
+    if name in {"attn.q", "attn.k", "attn.v"}:
+        return lambda value: {name: value.view(*value.shape[:-1], -1, dims.head_dim)}
+    return _named({"attn.o": "attn.out", "mlp.down": "mlp.out"}.get(name, name))
+
+
+def _heads(name: str, blueprint: Blueprint) -> Split:
+    """A norm of q or k as [B, T, heads, K], whichever of [B, T, heads, K], [B, heads, T, K], [B, T, heads * K] HF uses."""
+    dims = blueprint.dims
+    heads = dims.heads if name.endswith("q_norm") else dims.kv_heads
+
+    def split(value: Tensor) -> dict[str, Tensor]:
+        if value.ndim == 3:
+            return {name: value.view(*value.shape[:-1], heads, dims.head_dim)}
+        if value.shape[1] == value.shape[2]:
+            return {}  # as many tokens as heads: the two layouts look alike, so the node is left out
+        return {name: value if value.shape[2] == heads else value.transpose(1, 2)}
+
+    return split
+
+
+def _modules(model: nn.Module, blueprint: Blueprint, layer: int) -> Iterator[tuple[str, nn.Module]]:
+    for name, _, _ in _plan(blueprint, layer):
+        module = _find(model, blueprint, f"layers.{layer}.{name}")
+        if module is not None:
+            yield name, module
+
+
+def _find(model: nn.Module, blueprint: Blueprint, name: str) -> nn.Module | None:
+    """HF's module of that parameter, under any of its rule's names."""
+    rule, prefix = rule_for(blueprint, name)
+    by_name = {without_prefix(blueprint, path): module for path, module in model.named_modules()}
+    wanted = (without_prefix(blueprint, prefix + source) for source in rule.src)
+    return next((by_name[path] for path in wanted if path in by_name), None)

@@ -1,0 +1,208 @@
+"""A DiffReport in the terminal: read in ten seconds, at 80 columns, with colour or without."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from porter.comparison.report import DiffReport, NodeDiff, Stage, Verdict
+from porter.reports.summary import (
+    Block,
+    bits,
+    blocks,
+    coverage,
+    describe_worst,
+    format_error,
+    format_ratio,
+    nodes_of,
+    offenders,
+    peak,
+    shortlist,
+    token_summary,
+    worst_status,
+)
+
+COLOURS: dict[Verdict, str] = {
+    "PASS": "green",
+    "WARN": "yellow",
+    "FAIL": "bold red",
+    "INCONCLUSIVE": "magenta",
+    "NOT_COMPARED": "bright_black",
+}
+BARS: dict[Verdict, str] = {"PASS": "▁", "WARN": "▄", "FAIL": "█", "INCONCLUSIVE": "?", "NOT_COMPARED": "·"}
+WORDS: dict[Verdict, str] = {
+    "PASS": "pass",
+    "WARN": "warn",
+    "FAIL": "fail",
+    "INCONCLUSIVE": "inconclusive",
+    "NOT_COMPARED": "not compared",
+}
+MOST_OFFENDERS = 8
+NAME_WIDTH = 26  # layers.17.attn.post_norm is 23
+QUIET = "dim"
+
+
+def render(report: DiffReport, console: Console, *, folder: Path | None = None) -> None:
+    """Prints the report; the last line is its sentence, alone and unwrapped.
+
+    Args:
+        folder: where write_report put the report, to say so.
+    """
+    _print_header(report, console)
+    if report.stages:
+        console.print(_stage_table(report))
+    if report.nodes:
+        _print_strips(report, console)
+    if report.verdict != "PASS":
+        _print_offenders(report, console)
+    for check in report.preflight:
+        if check.status not in ("PASS", "NOT_COMPARED"):
+            _line(console, (f"{check.status} ", COLOURS[check.status]), f"{check.name}: {check.detail}")
+    for warning in report.warnings:
+        _line(console, ("note ", COLOURS["WARN"]), warning)
+    _line(console, (coverage(report), QUIET))
+    if folder is not None:
+        _line(console, (f"report: {folder / 'report.html'}", QUIET), wrap=False)
+    console.print()
+    _line(console, _coloured_sentence(report), wrap=False)
+
+
+def render_timings(report: DiffReport, console: Console) -> None:
+    """Prints where the time went, longest step marked by its share."""
+    total = sum(report.timings_s.values())
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("step")
+    table.add_column("seconds", justify="right")
+    table.add_column("share", justify="right")
+    for step, seconds in report.timings_s.items():
+        share = seconds / total if total else 0.0
+        table.add_row(Text(step), f"{seconds:.1f}", f"{share:.0%}", Text("█" * round(20 * share), QUIET))
+    table.add_row("total", f"{total:.1f}", "", style="bold")
+    console.print(table)
+
+
+def _line(console: Console, *parts: str | tuple[str, str] | Text, wrap: bool = True) -> None:
+    """Prints text as it is: no markup, no highlighting; unwrapped where it is meant to be copied or parsed."""
+    console.print(Text.assemble(*parts), soft_wrap=not wrap, highlight=False)
+
+
+def _coloured_sentence(report: DiffReport) -> Text:
+    text = Text(report.sentence.replace("\n", " "))
+    if report.sentence.startswith(report.verdict):
+        text.stylize(COLOURS[report.verdict], 0, len(report.verdict))
+    return text
+
+
+def _print_header(report: DiffReport, console: Console) -> None:
+    rows = [
+        ("port", f"{report.port.what}, {report.port.dtype}, {report.port.device}"),
+        ("reference", f"{report.reference.what}, {report.reference.dtype}, {report.reference.device}"),
+        ("weights", report.weights),
+        ("input", token_summary(report)),
+    ]
+    if report.overrides:
+        rows.insert(1, ("set", ", ".join(report.overrides)))
+    _line(console, (report.name, "bold"), (f"  {report.created}", QUIET))
+    table = Table.grid(padding=(0, 2, 0, 0))
+    for label, value in rows:
+        table.add_row(Text(label, QUIET), Text(value))
+    console.print(table)
+    console.print()
+
+
+def _stage_table(report: DiffReport) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET)
+    table.add_column("stage", no_wrap=True)
+    table.add_column("dtype", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    table.add_column("nodes", justify="right", no_wrap=True)
+    table.add_column("worst node, first bad node")
+    for stage in report.stages:
+        nodes = str(stage.compared) if stage.compared or stage.name != "preflight" else ""
+        verdict = Text(stage.status, COLOURS[stage.status])
+        table.add_row(Text(stage.name), Text(stage.dtype), verdict, nodes, _stage_facts(report, stage))
+    return table
+
+
+def _stage_facts(report: DiffReport, stage: Stage) -> Text:
+    """The worst ρ and ρ_tok of a stage with their nodes, and its first bad node."""
+    nodes = list(nodes_of(report, stage.name, stage.dtype))
+    lines = []
+    for label, metric in (("ρ", "rho"), ("ρ_tok", "rho_tok")):
+        worst = peak(nodes, metric)
+        if worst is not None:
+            lines.append(Text.assemble(f"{label:<6}{format_ratio(worst.value):>7} ", (worst.node.name, QUIET)))
+    said = bits(nodes) or stage.detail
+    if said and not lines:
+        lines.append(Text(said, QUIET))
+    if stage.first is not None:
+        lines.append(Text.assemble("first bad     ", (stage.first, COLOURS[stage.status])))
+    return Text("\n").join(lines)
+
+
+def _print_strips(report: DiffReport, console: Console) -> None:
+    """A row of bars for each stage: how bad the worst node of each layer is, by height and colour."""
+    rows = [(stage, blocks(report, stage)) for stage in report.stages if any(nodes_of(report, stage.name, stage.dtype))]
+    group = _layers_a_bar(report.num_layers, console.width - 30)
+    console.print()
+    _line(console, (f"{'':17}{_ruler(report.num_layers, group)}", QUIET))
+    for stage, found in rows:
+        bars = [(BARS[status], COLOURS[status]) for status in _grouped(found, report.num_layers, group)]
+        strip = Text.assemble(bars[0], " ", *bars[1:-2], " ", *bars[-2:])
+        _line(console, (f"{stage.name} {stage.dtype}".ljust(15), QUIET), strip)
+    used = {block.status for _, found in rows for block in found}
+    legend = "  ".join(f"{BARS[status]} {WORDS[status]}" for status in BARS if status in used)
+    several = f"; {group} layers a bar" if group > 1 else ""
+    _line(console, (f"{'':15}embedding, layers, final norm and logits: {legend}{several}", QUIET))
+
+
+def _layers_a_bar(num_layers: int, width: int) -> int:
+    return max(1, -(-num_layers // max(width, 1)))
+
+
+def _grouped(found: tuple[Block, ...], num_layers: int, group: int) -> Iterator[Verdict]:
+    yield found[0].status
+    for start in range(1, num_layers + 1, group):
+        yield worst_status(block.status for block in found[start : min(start + group, num_layers + 1)])
+    yield from (block.status for block in found[num_layers + 1 : num_layers + 3])
+
+
+def _ruler(num_layers: int, group: int) -> str:
+    """The layer at every tenth bar, and the last layer where there is room."""
+    bars = -(-num_layers // group)
+    ruler = ""
+    for bar in range(0, bars, 10):
+        ruler = ruler.ljust(bar) + str(bar * group)
+    last = str(num_layers - 1)
+    if bars - 1 - len(ruler) >= 1:
+        ruler = ruler.ljust(bars - 1) + last
+    return ruler
+
+
+def _print_offenders(report: DiffReport, console: Console) -> None:
+    found = offenders(report)
+    if not found:
+        return
+    console.print()
+    _line(console, (f"{'node':<{NAME_WIDTH}}{'stage':<16}{'e_port':>8}{'e_ref':>9}{'ρ':>8}{'ρ_tok':>8}", QUIET))
+    for node in shortlist(report, MOST_OFFENDERS):
+        _print_offender(node, console)
+    if len(found) > MOST_OFFENDERS:
+        _line(console, (f"and {len(found) - MOST_OFFENDERS} more, in the report", QUIET))
+    console.print()
+
+
+def _print_offender(node: NodeDiff, console: Console) -> None:
+    name = (f"{node.name} ".ljust(NAME_WIDTH), COLOURS[node.status])
+    where = f"{node.stage} {node.dtype} ".ljust(16)
+    facts = "; ".join(fact for fact in (describe_worst(node), node.reason) if fact)
+    if node.local is None:
+        _line(console, name, where, (facts, QUIET), wrap=False)
+        return
+    errors = f"{format_error(node.local.e_port):>8}{format_error(node.local.e_ref):>9}"
+    ratios = f"{format_ratio(node.local.rho):>8}{format_ratio(node.local.rho_tok):>8}"
+    _line(console, name, where, errors, ratios, wrap=False)
+    if facts:
+        _line(console, (f"  {facts}", QUIET), wrap=False)
