@@ -67,7 +67,7 @@ def _rotate_heads(
     INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
     head = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)
-    i = tl.arange(0, BLOCK_R)[None, :]
+    i = tl.arange(0, BLOCK_R)[None, :].to(tl.int64)
     mask = (head < num_heads) & (i < R // 2)
     if INTERLEAVED:
         a, b = 2 * i, 2 * i + 1
@@ -78,7 +78,7 @@ def _rotate_heads(
     tl.store(y_ptr + head * y_stride_h + a * y_stride_k, x_a * cos - x_b * sin, mask=mask)
     tl.store(y_ptr + head * y_stride_h + b * y_stride_k, x_b * cos + x_a * sin, mask=mask)
     if BLOCK_REST:
-        rest = R + tl.arange(0, BLOCK_REST)[None, :]
+        rest = R + tl.arange(0, BLOCK_REST)[None, :].to(tl.int64)
         mask = (head < num_heads) & (rest < K)
         x = tl.load(x_ptr + head * x_stride_h + rest * x_stride_k, mask=mask)  # [H, K - R]
         tl.store(y_ptr + head * y_stride_h + rest * y_stride_k, x, mask=mask)

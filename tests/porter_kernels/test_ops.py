@@ -1,0 +1,39 @@
+"""Every registered op keeps torch.library's contract: schema, fake tensors, autograd, tracing with dynamic shapes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from porter_kernels import glu, layer_norm, rms_norm, rope, softcap
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE).requires_grad_()
+
+
+def heads_last(*shape: int) -> Tensor:
+    """[B, H, T, K] over memory that lies as [B, T, H, K]."""
+    return leaf(*shape).detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+
+CALLS = {
+    "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(6), 1e-6, 1)),
+    "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, 1e-6, 0)),
+    "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
+    "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(1, 6), None, 1e-6, 0, 1)),
+    "rope": lambda: (
+        rope._rotate,
+        (heads_last(1, 2, 3, 8), leaf(1, 1, 3, 8), *leaf(2, 1, 3, 4).detach().unbind(), False, False),
+    ),
+    "glu": lambda: (glu._forward, (leaf(4, 6), leaf(4, 6), "silu")),
+    "activation": lambda: (glu._forward, (leaf(4, 6), None, "gelu")),
+    "softcap": lambda: (softcap._forward, (leaf(4, 6), 2.0)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_op_keeps_its_contract(call: str) -> None:
+    op, arguments = CALLS[call]()
+    torch.library.opcheck(op, arguments)
