@@ -109,31 +109,32 @@ def _activate(x, ACT: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    gate_ptr, up_ptr, y_ptr, F, gate_stride, up_stride, ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_F: tl.constexpr
-):
-    row = tl.program_id(0).to(tl.int64) // tl.cdiv(F, BLOCK_F)
-    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(F, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
-    mask = cols < F
+    gate_ptr, up_ptr, y_ptr, length, gate_stride, up_stride,
+    ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_F: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) // tl.cdiv(length, BLOCK_F)
+    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(length, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
+    mask = cols < length
     y, _ = _activate(tl.load(gate_ptr + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32), ACT)  # [F]
     if GATED:
         y *= tl.load(up_ptr + row * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
-    tl.store(y_ptr + row * F + cols, y, mask=mask)
+    tl.store(y_ptr + row * length + cols, y, mask=mask)
 
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, F, dy_stride, gate_stride, up_stride,
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, length, dy_stride, gate_stride, up_stride,
     ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) // tl.cdiv(F, BLOCK_F)
-    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(F, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
-    mask = cols < F
+    row = tl.program_id(0).to(tl.int64) // tl.cdiv(length, BLOCK_F)
+    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(length, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
+    mask = cols < length
     y, dydx = _activate(tl.load(gate_ptr + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32), ACT)  # [F]
     dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
     if GATED:
-        tl.store(dup_ptr + row * F + cols, dy * y, mask=mask)
+        tl.store(dup_ptr + row * length + cols, dy * y, mask=mask)
         dy *= tl.load(up_ptr + row * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
-    tl.store(dgate_ptr + row * F + cols, dy * dydx, mask=mask)
+    tl.store(dgate_ptr + row * length + cols, dy * dydx, mask=mask)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -151,10 +152,10 @@ def _strides(*tensors_NF: Tensor) -> tuple[int, int, list[int]]:
 def _forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
     y_NF = gate_NF.new_empty(gate_NF.shape)
     if gate_NF.numel():
-        N, F, (gate_stride, up_stride) = _strides(gate_NF, gate_NF if up_NF is None else up_NF)
+        N, length, (gate_stride, up_stride) = _strides(gate_NF, gate_NF if up_NF is None else up_NF)
         with launching("activation" if up_NF is None else "glu", gate_NF):
-            _forward_kernel[(N * triton.cdiv(F, BLOCK_F),)](
-                gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF, F=F, gate_stride=gate_stride, up_stride=up_stride,
+            _forward_kernel[(N * triton.cdiv(length, BLOCK_F),)](
+                gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF, length=length, gate_stride=gate_stride, up_stride=up_stride,
                 ACT=act, GATED=up_NF is not None, BLOCK_F=BLOCK_F,
             )  # fmt: skip
     return y_NF
@@ -170,10 +171,10 @@ def _backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) ->
     dgate_NF = gate_NF.new_empty(gate_NF.shape)
     dup_NF = gate_NF.new_empty(0 if up_NF is None else gate_NF.shape)
     if gate_NF.numel():
-        N, F, (dy_stride, gate_stride, up_stride) = _strides(dy_NF, gate_NF, gate_NF if up_NF is None else up_NF)
+        N, length, (dy_stride, gate_stride, up_stride) = _strides(dy_NF, gate_NF, gate_NF if up_NF is None else up_NF)
         with launching("activation" if up_NF is None else "glu", gate_NF):
-            _backward_kernel[(N * triton.cdiv(F, BLOCK_F),)](
-                dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF, F=F,
+            _backward_kernel[(N * triton.cdiv(length, BLOCK_F),)](
+                dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF, length=length,
                 dy_stride=dy_stride, gate_stride=gate_stride, up_stride=up_stride,
                 ACT=act, GATED=up_NF is not None, BLOCK_F=BLOCK_F,
             )  # fmt: skip
