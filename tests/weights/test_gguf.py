@@ -114,11 +114,11 @@ def write_sizes(writer: gguf.GGUFWriter, architecture: str, config: Any) -> None
         writer.add_final_logit_softcapping(config.final_logit_softcapping)
 
 
-def sentencepiece(writer: gguf.GGUFWriter) -> None:
-    pieces = ["▁", *"abcdehlnorst0123,.", "▁t", "he", "▁the", "▁a", "an", "▁an", "▁▁", "ll", "llo", "hello", "▁hello"]
+def sentencepiece(writer: gguf.GGUFWriter, spaces: str) -> None:
+    pieces = ["▁", *"abcdehlnorst0123,.", "▁t", "he", "▁the", "▁a", "an", "▁an", spaces, "ll", "llo", "hello", "▁hello"]
     tokens = ["<pad>", "<s>", "</s>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces, "<tool>"]
     tokens += [f"<unused{i}>" for i in range(320 - len(tokens))]
-    kinds = [3, 3, 3, 2, *[6] * 256, *[1] * len(pieces), 4] + [3] * 320
+    kinds = [3, 3, 3, 2, *[6] * 256, *(4 if piece == "  " else 1 for piece in pieces), 4] + [3] * 320
     writer.add_tokenizer_model("llama")
     writer.add_token_list(tokens)
     writer.add_token_scores([float(-index) for index in range(320)])
@@ -150,9 +150,9 @@ def byte_level(writer: gguf.GGUFWriter, pre: str) -> None:
     writer.add_token_merges(merges)
 
 
-def write_vocabulary(writer: gguf.GGUFWriter, pre: str | None) -> None:
+def write_vocabulary(writer: gguf.GGUFWriter, architecture: str, pre: str | None) -> None:
     if pre is None:
-        sentencepiece(writer)
+        sentencepiece(writer, spaces="  " if "gemma" in architecture else "▁▁")  # Gemma's runs are spelled so
     else:
         byte_level(writer, pre)
     writer.add_bos_token_id(1)
@@ -169,7 +169,7 @@ def write_gguf(path: Path, architecture: str, model: PreTrainedModel, quantizati
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("tiny")
     write_sizes(writer, architecture, config)
-    write_vocabulary(writer, extra.pop("pre", PRE.get(architecture)))
+    write_vocabulary(writer, architecture, extra.pop("pre", PRE.get(architecture)))
     for key, value in extra.items():
         if isinstance(value, np.ndarray):
             writer.add_tensor(key.replace("__", "."), value)
@@ -249,6 +249,21 @@ def test_the_config_written_comes_back(tmp_path: Path, architecture: str) -> Non
         if key not in told_otherwise:
             assert converted[key] == value, key
     assert getattr(config, "head_dim", None) in (converted.get("head_dim"), None)
+
+
+def test_biases_of_q_and_k_are_reordered_too(tmp_path: Path) -> None:
+    model = tiny_model("llama", attention_bias=True, mlp_bias=True)
+    write_gguf(tmp_path / "tiny.gguf", "llama", model)
+    convert_gguf(tmp_path / "tiny.gguf", tmp_path / "hf")
+    port = AutoModelForCausalLM.from_pretrained(tmp_path / "hf").state_dict()
+    assert all(torch.equal(port[name], tensor) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("architecture, num_layers", [("gemma2", 46), ("gemma3", 62)])
+def test_the_27b_models_scale_their_scores_by_another_width(tmp_path: Path, architecture: str, num_layers: int) -> None:
+    write_gguf(tmp_path / "tiny.gguf", architecture, tiny_model(architecture, num_hidden_layers=num_layers))
+    convert_gguf(tmp_path / "tiny.gguf", tmp_path / "hf")
+    assert AutoConfig.from_pretrained(tmp_path / "hf").query_pre_attn_scalar == 64 // 4
 
 
 def test_eps_is_the_decimal_that_was_meant(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ def test_the_safetensors_library_reads_what_porter_writes(tmp_path: Path) -> Non
     assert loaded.keys() == tensors.keys()
     assert all(same(loaded[name], tensor) for name, tensor in tensors.items())
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    infos = open_checkpoint(tmp_path / "model").tensors.values()
+    assert all(info.start % DTYPES[info.dtype].itemsize == 0 for info in infos)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
