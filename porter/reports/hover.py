@@ -1,6 +1,7 @@
 """What a point of a picture says when it is pointed at: escaped text, lines joined by <br> as plotly has them."""
 
 import math
+from collections.abc import Iterable, Iterator
 from html import escape
 
 from porter.comparison.report import DiffReport, NodeDiff
@@ -38,6 +39,11 @@ def describe_propagated(node: NodeDiff) -> str:
         f"e_port {format_error(found.e_port)}, e_ref {format_error(found.e_ref)}",
     ]
     return _join(node, f"{node.stage} {node.dtype}, propagated", lines)
+
+
+def visible_tokens(tokens: Iterable[str]) -> Iterator[str]:
+    """Tokens with their white space made visible, escaped, and never half a character."""
+    return (escape(repr(token.encode("utf-8", "replace").decode())[1:-1]) for token in tokens)
 
 
 def _join(node: NodeDiff, where: str, lines: list[str]) -> str:

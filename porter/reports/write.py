@@ -71,12 +71,10 @@ def _place(staged: Path, wanted: Path) -> Path:
     """Renames a folder to the wanted name, or to that with -2, -3, ... where another report has it."""
     for attempt in count(1):
         target = wanted if attempt == 1 else wanted.with_name(f"{wanted.name}-{attempt}")
-        if target.exists():
-            continue
         try:
             return staged.rename(target)
         except OSError:
-            if not target.exists():  # else another run took the name in between
+            if not target.exists():  # else another report has the name
                 raise
     raise AssertionError("count ends")
 

@@ -1,0 +1,125 @@
+"""A DiffReport as one HTML page that opens offline: style, script, plotly and pictures are all inside."""
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.resources import files
+from string import Template
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
+
+from porter.comparison.report import DiffReport, Stage, Verdict
+from porter.reports import sections
+from porter.reports.markup import Html, join, tag
+from porter.reports.plots import layer_curves, node_heatmap, token_heatmap
+from porter.reports.summary import coverage, nodes_of
+
+ICON_COLOURS: dict[Verdict, str] = {
+    "PASS": "2f8f5b",
+    "WARN": "c98a00",
+    "FAIL": "cf3f2c",
+    "INCONCLUSIVE": "8a63c9",
+    "NOT_COMPARED": "7d8794",
+}
+ICON = (
+    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'%3E"
+    "%3Ccircle cx='8' cy='8' r='7' fill='%23{}'/%3E%3C/svg%3E"
+)
+ALL_AXES = 1_000  # the page names every axis that could not be seen
+
+
+def to_html(report: DiffReport) -> str:
+    """The whole page, which asks for nothing from anywhere."""
+    figures: dict[str, go.Figure] = {}
+    curves = _curves(report, figures)
+    node_maps = _tabs(report, figures, "nodes", _stages_with_nodes(report), node_heatmap)
+    token_maps = _tabs(report, figures, "tokens", _stages_with_tokens(report), token_heatmap)
+    return Template(_template("report.html")).substitute(
+        title=tag("title", f"{report.verdict} {report.name}"),
+        icon=Html(ICON.format(ICON_COLOURS[report.verdict])),
+        style=_template("report.css"),
+        script=_template("report.js"),
+        plotly=get_plotlyjs(),
+        figures=_figures_json(figures),
+        verdict_class=report.verdict.lower(),
+        banner=sections.banner(report),
+        coverage=tag("p", coverage(report, ALL_AXES), class_="coverage"),
+        facts=sections.facts(report),
+        stages=sections.stage_table(report),
+        curves=curves,
+        node_maps=node_maps,
+        token_maps=token_maps,
+        offenders=sections.offender_table(report),
+        logits=sections.logits_table(report),
+        preflight=sections.preflight_table(report),
+        axes=sections.axes_table(report),
+        environment=sections.environment(report),
+    )
+
+
+@cache
+def _template(name: str) -> str:
+    return (files("porter.reports") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _figures_json(figures: dict[str, go.Figure]) -> str:
+    """The figures for a script element; plotly writes < and > as JSON escapes, so that no text can end it."""
+    return f"{{{','.join(f'{json.dumps(name)}:{figure.to_json()}' for name, figure in figures.items())}}}"
+
+
+def _stages_with_nodes(report: DiffReport) -> list[Stage]:
+    return [stage for stage in report.stages if any(nodes_of(report, stage.name, stage.dtype))]
+
+
+def _stages_with_tokens(report: DiffReport) -> list[Stage]:
+    return [
+        stage
+        for stage in report.stages
+        if any(node.local and node.node == "resid_post" for node in nodes_of(report, stage.name, stage.dtype))
+    ]
+
+
+def _curves(report: DiffReport, figures: dict[str, go.Figure]) -> Html:
+    if not any(node.propagated for node in report.nodes):
+        return sections.nothing("No node was compared on its own hidden states.")
+    figures["curves"] = layer_curves(report)
+    return join([_place("curves", figures["curves"], hidden=False), _pinned()])
+
+
+def _tabs(
+    report: DiffReport,
+    figures: dict[str, go.Figure],
+    group: str,
+    stages: Sequence[Stage],
+    draw: Callable[[DiffReport, Stage], go.Figure],
+) -> Html:
+    """A figure for each stage, one of them shown: the first that did not pass, else the last."""
+    if not stages:
+        return sections.nothing("No node was compared.")
+    shown = next((stage for stage in stages if stage.status == "FAIL"), stages[-1])
+    shown = shown if shown.status != "PASS" else next((each for each in stages if each.status != "PASS"), shown)
+    buttons, places = [], []
+    for index, stage in enumerate(stages):
+        name = f"{group}-{index}"
+        figures[name] = draw(report, stage)
+        label = join([f"{stage.name} {stage.dtype} ", sections.badge(stage.status, small=True)])
+        selected = "true" if stage is shown else "false"
+        buttons.append(tag("button", label, type="button", role="tab", aria_selected=selected, data_shows=name))
+        places.append(_place(name, figures[name], hidden=stage is not shown))
+    return join([tag("div", *buttons, class_="tabs", role="tablist"), *places, _pinned()])
+
+
+def _place(name: str, figure: go.Figure, *, hidden: bool) -> Html:
+    style = f"height:{figure.layout.height}px"
+    kind = "figure hidden" if hidden else "figure"
+    return tag("div", id=name, class_=kind, style=style)
+
+
+def _pinned() -> Html:
+    return tag(
+        "p",
+        "Click a point to keep what it says here; drag to zoom, double-click to see all again.",
+        class_="pinned",
+        aria_live="polite",
+    )

@@ -1,0 +1,30 @@
+"""Writes a report to its folder and shows it: the terminal table, or the JSON alone."""
+
+import json
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from porter.comparison.report import DiffReport
+from porter.reports.json_report import to_json
+from porter.reports.terminal import render, render_timings
+from porter.reports.write import write_report
+
+
+def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bool) -> Path:
+    """The folder of the written report, after it was shown on stdout.
+
+    Args:
+        json_path: a further place for the JSON; "-" prints it alone on stdout.
+    """
+    to_stdout = json_path == "-"
+    folder = write_report(report, out, json_path=Path(json_path) if json_path and not to_stdout else None)
+    if to_stdout:
+        json.dump(to_json(report), sys.stdout, indent=2, allow_nan=False)
+        sys.stdout.write("\n")
+        return folder
+    if timings:
+        render_timings(report, Console(stderr=True))
+    render(report, Console(highlight=False))
+    return folder

@@ -1,0 +1,216 @@
+"""The parts of the page that are text: each takes a DiffReport and gives HTML."""
+
+from collections.abc import Iterable, Sequence
+
+from porter.comparison.report import DiffReport, NodeDiff, Stage, Verdict
+from porter.reports.markup import Html, definitions, join, table, tag
+from porter.reports.summary import (
+    bits,
+    blocks,
+    format_error,
+    format_ratio,
+    nodes_of,
+    offenders,
+    peak,
+    shortlist,
+    token_summary,
+    worst_token,
+)
+
+SIGNS: dict[Verdict, str] = {"PASS": "✓", "WARN": "▲", "FAIL": "✕", "INCONCLUSIVE": "?", "NOT_COMPARED": "–"}
+FIRST_OFFENDERS, MOST_OFFENDERS = 10, 500
+DENSE = 36  # layers, from which the bars of a strip are thin
+OFFENDER_HEAD = (
+    "node",
+    "stage",
+    "",
+    "ρ",
+    "ρ_tok",
+    "e_port",
+    "e_ref",
+    "worst token",
+    "worst element: port, reference",
+    "why",
+)
+
+
+def nothing(why: str) -> Html:
+    return tag("p", why, class_="nothing")
+
+
+def badge(status: Verdict, *, small: bool = False) -> Html:
+    """A verdict as a coloured word, or as its sign."""
+    label = SIGNS[status] if small else status.replace("_", " ")
+    return tag("span", label, class_=f"badge {'small ' if small else ''}{status.lower()}", title=status)
+
+
+def name_of(node: str | None) -> Html:
+    return tag("code", node) if node else Html("")
+
+
+def banner(report: DiffReport) -> Html:
+    """The sentence, its verdict set apart."""
+    rest = report.sentence.removeprefix(report.verdict).lstrip(":").strip()
+    when = f"porter diff · {report.name} · {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
+    heading = tag("h1", badge(report.verdict), " ", tag("span", rest))
+    notes = (tag("p", note, class_="note") for note in report.warnings)
+    return join([tag("p", when, class_="eyebrow"), heading, *notes])
+
+
+def facts(report: DiffReport) -> Html:
+    sides = {"port": report.port, "reference": report.reference}
+    pairs: list[tuple[str, str | Html]] = []
+    for name, side in sides.items():
+        details = "".join(f", {key} {value}" for key, value in side.details.items())
+        pairs.append((name, f"{side.what}, {side.dtype}, {side.device}{details}"))
+    if report.overrides:
+        pairs.insert(1, ("set", join(tag("code", override) for override in report.overrides)))
+    return definitions([*pairs, ("weights", report.weights), ("input", token_summary(report))])
+
+
+def stage_table(report: DiffReport) -> Html:
+    """One row a stage: its verdict, its worst nodes, and how bad each layer is."""
+    if not report.stages:
+        return nothing("No stage ran.")
+    head = ("stage", "verdict", "layers", "nodes", "worst ρ", "worst ρ_tok", "first bad node")
+    return table(head, (_stage_row(report, stage) for stage in report.stages), numbers=("nodes",))
+
+
+def _stage_row(report: DiffReport, stage: Stage) -> Sequence[str | Html]:
+    nodes = list(nodes_of(report, stage.name, stage.dtype))
+    peaks = [_peak(nodes, metric) for metric in ("rho", "rho_tok")]
+    if not any(peaks):
+        peaks[0] = tag("span", bits(nodes) or stage.detail, class_="quiet")
+    label = join([tag("strong", stage.name), f" {stage.dtype}"])
+    count = str(stage.compared) if nodes or stage.compared else ""
+    strip = _strip(report, stage) if nodes else ""
+    return label, badge(stage.status), strip, count, *peaks, name_of(stage.first)
+
+
+def _peak(nodes: Iterable[NodeDiff], metric: str) -> Html:
+    found = peak(nodes, metric)
+    return join([tag("b", format_ratio(found.value)), " ", name_of(found.node.name)]) if found else Html("")
+
+
+def _strip(report: DiffReport, stage: Stage) -> Html:
+    """A bar for each layer, and for what comes before and after, as high as its worst node is bad."""
+    bars = []
+    for block in blocks(report, stage):
+        title = f"{block.label}: {block.status}" + (f", first {block.worst}" if block.status != "PASS" else "")
+        gap = "" if block.label.isdecimal() and block.label != "0" else " gap"
+        bars.append(tag("i", class_=f"{block.status.lower()}{gap}", title=title))
+    return tag(
+        "span",
+        *bars,
+        class_="strip dense" if report.num_layers > DENSE else "strip",
+        role="img",
+        aria_label=f"{stage.name} {stage.dtype}: {stage.status}",
+    )
+
+
+def offender_table(report: DiffReport) -> Html:
+    found = offenders(report)
+    if not found:
+        return nothing("Every node that was compared passed." if report.compared else "No node was compared.")
+    first = shortlist(report, FIRST_OFFENDERS)
+    listed = _node_rows(report, first)
+    if len(found) <= len(first):
+        return listed
+    every = (
+        f"all {len(found)} nodes"
+        if len(found) <= MOST_OFFENDERS
+        else f"the first {MOST_OFFENDERS} of {len(found)} nodes"
+    )
+    return join([listed, tag("details", tag("summary", every), _node_rows(report, found[:MOST_OFFENDERS]))])
+
+
+def _node_rows(report: DiffReport, nodes: Iterable[NodeDiff]) -> Html:
+    return table(OFFENDER_HEAD, (_node_row(report, node) for node in nodes), numbers=("ρ", "ρ_tok", "e_port", "e_ref"))
+
+
+def _node_row(report: DiffReport, node: NodeDiff) -> Sequence[str | Html]:
+    local = node.local
+    measured = ["", "", "", ""]
+    if local is not None:
+        measured = [format_ratio(local.rho), format_ratio(local.rho_tok)]
+        measured += [format_error(local.e_port), format_error(local.e_ref)]
+    stage = f"{node.stage} {node.dtype}"
+    words = (worst_token(report, node), _element(node), node.reason)
+    return name_of(node.name), stage, badge(node.status, small=True), *measured, *words
+
+
+def _element(node: NodeDiff) -> Html:
+    """[0, 312, 1999] 1.2346, 1.2401."""
+    if node.worst is None:
+        return Html("")
+    where = ", ".join(str(index) for index in node.worst.at)
+    return join([tag("span", f"[{where}]", class_="quiet"), f" {node.worst.port:.5g}, {node.worst.reference:.5g}"])
+
+
+def logits_table(report: DiffReport) -> Html:
+    if not report.logits:
+        return nothing("The logits were not compared.")
+    head = ("stage", "KL(ref‖port)", "KL(golden‖ref)", "worst KL", "at token", "NMSE", "same argmax")
+    rows = (
+        (
+            f"{each.stage} {each.dtype}",
+            format_error(each.kl),
+            format_error(each.kl_ref),
+            format_error(each.worst_kl),
+            _token(report, each.worst_token),
+            format_error(each.nmse),
+            f"{each.agreement:.1%}",
+        )
+        for each in report.logits
+    )
+    return table(head, rows, numbers=("KL(ref‖port)", "KL(golden‖ref)", "worst KL", "NMSE", "same argmax"))
+
+
+def _token(report: DiffReport, index: int) -> str:
+    """The index, with the token where one prompt makes it plain which."""
+    tokens = report.prompts[0].tokens if len(report.prompts) == 1 else ()
+    return f"{index} {tokens[index]!r}" if 0 <= index < len(tokens) else str(index)
+
+
+def preflight_table(report: DiffReport) -> Html:
+    if not report.preflight:
+        return nothing("No check ran before the comparison.")
+    return table(("check", "", "what was found"), ((c.name, badge(c.status), c.detail) for c in report.preflight))
+
+
+def axes_table(report: DiffReport) -> Html:
+    """Which fields of the spec this run could have judged: first those that it could not."""
+    if not report.axes:
+        return nothing("No axis was tried: this run cannot say what it could have seen.")
+    rows = (
+        (
+            tag("code", axis.path),
+            axis.value,
+            axis.tried,
+            axis.seen if axis.seen else tag("span", "not seen", class_="badge warn"),
+            join([name_of(axis.node), " ", axis.reason]),
+        )
+        for axis in sorted(report.axes, key=lambda axis: axis.seen is not None)
+    )
+    return table(("axis", "value", "tried instead", "shows in", "first at, or why not"), rows)
+
+
+def environment(report: DiffReport) -> Html:
+    """What is needed to run it again, and what it was judged by."""
+    limits = (
+        (dtype, metric.replace("rho", "ρ"), f"≤ {passing:g}", f"> {failing:g}")
+        for dtype, metrics in report.thresholds.items()
+        for metric, (passing, failing) in metrics.items()
+    )
+    timings = ((step, f"{seconds:.1f} s") for step, seconds in report.timings_s.items())
+    prompts = (
+        (f"prompt {prompt.label}", f"{prompt.length} ids, sha256 {prompt.ids_sha256}") for prompt in report.prompts
+    )
+    ran = [("spec", report.spec_hash), *prompts, *report.environment.items()]
+    columns = (
+        tag("section", tag("h3", "Ran on"), definitions(ran)),
+        tag("section", tag("h3", "Judged by"), table(("dtype", "metric", "pass", "fail"), limits)),
+        tag("section", tag("h3", "Time"), definitions(timings)),
+    )
+    command = tag("pre", tag("code", report.command), class_="command")
+    return join([tag("h3", "To run it again"), command, tag("div", *columns, class_="columns")])

@@ -1,0 +1,64 @@
+"""What is derived from a report before it is shown."""
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from porter.reports import summary
+from tests.reports import synthetic
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(1.0, "1.00"), (12.34, "12.3"), (896.2, "896"), (123456.0, "1.2e5"), (math.inf, "inf"), (math.nan, "nan")],
+)
+def test_format_ratio(value: float, shown: str) -> None:
+    assert summary.format_ratio(value) == shown
+
+
+@pytest.mark.parametrize(("value", "shown"), [(6.8e-4, "6.8e-4"), (0.0, "0"), (1.0, "1.0e0"), (math.nan, "nan")])
+def test_format_error(value: float, shown: str) -> None:
+    assert summary.format_error(value) == shown
+
+
+def test_peak_puts_nan_first_and_leaves_gauge_nodes_out() -> None:
+    report = synthetic.undecided()
+    nodes = list(summary.nodes_of(report, "precision", "bf16"))
+    assert summary.peak(nodes, "rho").node.name == "layers.9.resid_post"
+    report = synthetic.warning()
+    assert summary.peak(summary.nodes_of(report, "precision", "bf16"), "rho").node.node == "attn.norm"  # not q_rope
+
+
+def test_blocks_cover_embedding_layers_and_head() -> None:
+    report = synthetic.undecided()
+    blocks = summary.blocks(report, report.stages[-1])
+    assert [block.label for block in blocks] == ["embed", *map(str, range(18)), "final", "logits"]
+    assert [block.label for block in blocks if block.status == "FAIL"] == ["9"]
+    assert [block.label for block in blocks if block.status == "INCONCLUSIVE"] == ["4", "5"]
+    assert blocks[10].worst == "layers.9.resid_post"
+
+
+def test_offenders_put_failures_first() -> None:
+    found = summary.offenders(synthetic.undecided())
+    assert found[0].status == "FAIL" and {node.status for node in found[1:]} == {"INCONCLUSIVE"}
+
+
+def test_shortlist_gives_each_stage_its_share() -> None:
+    found = summary.shortlist(synthetic.warning(), 8)
+    assert [node.stage for node in found] == ["exact"] * 4 + ["precision"] * 4
+
+
+def test_coverage_names_what_was_not_seen() -> None:
+    report = synthetic.passing()
+    line = "nodes compared 237 of 237, axes observable 9 of 11; this run cannot see: final.softcap, block.rope.scaling"
+    assert summary.coverage(report) == line
+    assert summary.coverage(report, 1).endswith("final.softcap and 1 more")
+    assert summary.coverage(replace(report, axes=())) == "nodes compared 237 of 237, axes not tried"
+
+
+def test_limits_fall_back_to_rho() -> None:
+    report = synthetic.passing()
+    assert summary.limits(report, "fp32", "rho_tok") == (4.0, 10.0)
+    assert summary.limits(report, "bf16", "rho_tok") == (2.0, 3.0)
+    assert summary.limits(report, "fp8", "rho") == summary.DEFAULT_LIMITS

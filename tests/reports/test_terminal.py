@@ -1,0 +1,98 @@
+"""The terminal: 80 columns, no colour, and the sentence last."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from porter.reports import render
+from porter.reports.terminal import MOST_OFFENDERS, render_timings
+from tests.reports import synthetic
+
+REPORTS = pytest.mark.parametrize("name", list(synthetic.ALL))
+
+
+def shown(report, width: int = 80, **options) -> str:
+    console = Console(file=io.StringIO(), width=width, **options)
+    render(report, console)
+    return console.file.getvalue()
+
+
+@REPORTS
+def test_last_line_is_the_sentence(name: str) -> None:
+    report = synthetic.ALL[name]()
+    text = shown(report)
+    assert text.endswith("\n") and text.splitlines()[-1] == report.sentence
+
+
+@REPORTS
+def test_fits_80_columns_but_for_the_sentence(name: str) -> None:
+    lines = shown(synthetic.ALL[name]()).splitlines()
+    assert [line for line in lines[:-1] if len(line) > 80] == []
+
+
+def test_piped_output_has_no_escapes() -> None:
+    assert "\x1b" not in shown(synthetic.failing())
+
+
+def test_no_color_keeps_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = shown(synthetic.failing(), force_terminal=True)
+    assert "\x1b[3" not in text and "FAIL" in text
+
+
+def test_colour_leaves_the_sentence_readable_when_stripped() -> None:
+    report = synthetic.failing()
+    console = Console(file=io.StringIO(), width=80, force_terminal=True, color_system="standard", no_color=False)
+    render(report, console)
+    assert "\x1b[1;31mFAIL\x1b[0m" in console.file.getvalue().splitlines()[-1]
+
+
+def test_markup_in_a_report_is_text() -> None:
+    text = shown(synthetic.hostile())
+    assert "[bold]not markup[/bold]" in text and "[red]" in text.splitlines()[-1]
+
+
+def test_strip_tells_status_by_shape() -> None:
+    lines = shown(synthetic.undecided()).splitlines()
+    (strip,) = (line for line in lines if line.startswith("precision bf16 ▁"))
+    assert strip == "precision bf16 ▁ ▁▁▁▁??▁▁▁█▁▁▁▁▁▁▁▁ ▁▁"
+
+
+@pytest.mark.parametrize("num_layers", [1, 18, 80, 126])
+def test_strip_of_any_depth_fits(num_layers: int) -> None:
+    from dataclasses import replace
+
+    text = shown(replace(synthetic.failing(), num_layers=num_layers))
+    assert max(map(len, text.splitlines()[:-1])) <= 80
+    assert ("layers a bar" in text) == (num_layers > 50)
+
+
+def test_offenders_are_few_and_counted() -> None:
+    text = shown(synthetic.failing())
+    assert text.count("semantics fp32  ") - text.count("semantics fp32   FAIL") >= MOST_OFFENDERS
+    assert "and 208 more" in text
+    assert "layers.0.mlp.act" in text and "port " in text
+
+
+def test_pass_lists_no_offenders() -> None:
+    assert "e_port" not in shown(synthetic.passing())
+
+
+def test_says_where_the_report_is(tmp_path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    render(synthetic.passing(), console, folder=tmp_path)
+    assert f"report: {tmp_path / 'report.html'}" in console.file.getvalue().splitlines()
+
+
+def test_nothing_compared_is_not_silent() -> None:
+    text = shown(synthetic.inconclusive())
+    assert "NOT_COMPARED" in text and "nodes compared 0 of 237" in text and "another prompt length" in text
+
+
+def test_timings_add_up() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    render_timings(synthetic.passing(), console)
+    text = console.file.getvalue()
+    assert "golden" in text and "36%" in text
+    assert text.splitlines()[-1].split() == ["total", "49.8"]

@@ -1,0 +1,127 @@
+"""Reports on disk: whole or not at all."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from porter.errors import UsageError
+from porter.reports import from_json, write_report
+from porter.reports.write import check_writable, folder_name
+from tests.reports import synthetic
+
+REFUSAL = r"the report cannot be written to .*\n  expected: a folder that can be written to.*\n  fix: .*--out"
+
+
+@pytest.fixture(scope="module")
+def report():
+    return synthetic.inconclusive()  # the smallest one
+
+
+def files_under(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+def test_writes_both_files_into_a_folder_of_their_own(tmp_path: Path, report) -> None:
+    folder = write_report(report, tmp_path / "new" / "diff_reports")
+    assert folder == tmp_path / "new/diff_reports/gemma-3-270m/2026-03-14T092653Z"
+    assert files_under(folder) == ["report.html", "report.json"]
+    assert repr(from_json(json.loads((folder / "report.json").read_text(encoding="utf-8")))) == repr(report)
+    assert folder.stat().st_mode & 0o777 == tmp_path.joinpath("new").stat().st_mode & 0o777
+
+
+def test_two_reports_of_one_second_get_two_folders(tmp_path: Path, report) -> None:
+    names = [write_report(report, tmp_path).name for _ in range(3)]
+    assert names == ["2026-03-14T092653Z", "2026-03-14T092653Z-2", "2026-03-14T092653Z-3"]
+
+
+def test_the_stamp_is_utc(tmp_path: Path, report) -> None:
+    folder = write_report(replace(report, created="2026-03-14T09:26:53.123Z"), tmp_path)
+    assert folder.name == "2026-03-14T092653Z"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"), [("gemma-3-270m", "gemma-3-270m"), ("../evil <name>", "evil-name"), ("..", "report")]
+)
+def test_a_name_is_one_folder(name: str, folder: str) -> None:
+    assert folder_name(name) == folder
+
+
+def test_json_in_a_second_place(tmp_path: Path, report) -> None:
+    elsewhere = tmp_path / "made" / "a.json"
+    folder = write_report(report, tmp_path, json_path=elsewhere)
+    assert elsewhere.read_bytes() == (folder / "report.json").read_bytes()
+    write_report(report, tmp_path, json_path=elsewhere)  # replaced
+    assert files_under(elsewhere.parent) == ["a.json"]
+
+
+def test_hostile_text_is_written(tmp_path: Path) -> None:
+    report = synthetic.hostile()  # a lone surrogate among its tokens, and a name that climbs
+    folder = write_report(report, tmp_path)
+    assert folder.parent == tmp_path / "evil-name"
+    assert from_json(json.loads((folder / "report.json").read_text(encoding="utf-8"))) == report
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+@pytest.mark.parametrize("fails_at", ["write_bytes", "rename", "replace"])
+def test_an_interruption_leaves_nothing(tmp_path: Path, report, monkeypatch, error, fails_at: str) -> None:
+    calls = []
+    real = getattr(Path, fails_at)
+
+    def interrupted(self: Path, *arguments):
+        calls.append(self)
+        if len(calls) == (3 if fails_at == "write_bytes" else 1):
+            raise error
+        return real(self, *arguments)
+
+    monkeypatch.setattr(Path, fails_at, interrupted)
+    with pytest.raises(error):
+        write_report(report, tmp_path / "out", json_path=tmp_path / "a" / "b.json")
+    left = files_under(tmp_path)
+    if fails_at == "replace":  # the report itself was in place: that one is whole
+        assert [name for name in left if name.startswith("a")] == []
+        assert len([name for name in left if name.endswith(("report.json", "report.html"))]) == 2
+    else:
+        assert left == []
+
+
+def test_an_interruption_leaves_other_reports_alone(tmp_path: Path, report, monkeypatch) -> None:
+    before = write_report(report, tmp_path)
+    monkeypatch.setattr(Path, "rename", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        write_report(report, tmp_path)
+    assert [path.name for path in before.parent.iterdir()] == [before.name]
+
+
+@pytest.mark.parametrize("act", [check_writable, lambda folder: write_report(synthetic.inconclusive(), folder)])
+def test_a_file_in_the_way_is_refused(tmp_path: Path, act) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(UsageError, match=REFUSAL):
+            act(place)
+    assert files_under(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a file system that nobody can write to")
+@pytest.mark.parametrize("act", [check_writable, lambda folder: write_report(synthetic.inconclusive(), folder)])
+@pytest.mark.parametrize("place", ["/proc", "/proc/reports"])
+def test_a_read_only_place_is_refused(act, place: str) -> None:
+    with pytest.raises(UsageError, match=REFUSAL):
+        act(Path(place))
+
+
+def test_a_folder_in_the_way_of_the_json_is_refused(tmp_path: Path, report) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="it is a folder, and the JSON needs a file"):
+        check_writable(tmp_path / "out", json_path=tmp_path / "folder")
+    with pytest.raises(UsageError, match="it is a folder, and the JSON needs a file"):
+        write_report(report, tmp_path / "out", json_path=tmp_path / "folder")
+    assert files_under(tmp_path) == ["folder"]
+
+
+def test_checking_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_writable(Path("diff_reports"), json_path=Path("x.json"))
+    check_writable(tmp_path / "a" / "b")
+    assert files_under(tmp_path) == []
