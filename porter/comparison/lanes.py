@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from porter.models.decoder import Decoder, check_length
+from porter.models.matmul import quick_matmul
 from porter.models.positions import Positions
 
 Nodes = dict[str, Tensor]
@@ -43,11 +44,13 @@ class PortLane:
     @torch.no_grad()
     def layer(self, index: int, x_BTD: Tensor) -> Nodes:
         nodes: Nodes = {}
-        self.decoder.layer(index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__)
+        with quick_matmul(self.dtype, self.device):
+            self.decoder.layer(index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__)
         return nodes
 
     @torch.no_grad()
     def head(self, x_BTD: Tensor) -> Nodes:
         nodes: Nodes = {}
-        self.decoder.head(x_BTD.to(self.device), tap=nodes.__setitem__)
+        with quick_matmul(self.dtype, self.device):
+            self.decoder.head(x_BTD.to(self.device), tap=nodes.__setitem__)
         return nodes

@@ -1,4 +1,4 @@
-"""Logits over all tokens, a chunk of tokens at a time: KL, argmax agreement, mean square error."""
+"""Logits at the tokens that are looked at, a chunk at a time: KL, argmax agreement, mean square error."""
 
 import torch
 from torch import Tensor
@@ -11,13 +11,15 @@ class LogitsTally:
 
     def __init__(self, stage: StageName, dtype: str) -> None:
         self.stage, self.dtype = stage, dtype
+        self._at: list[Tensor] = []
         self._kl: list[Tensor] = []
         self._kl_ref: list[Tensor] = []
         self._agree, self._tokens = 0, 0
         self._squares = [0.0, 0.0]
 
-    def add(self, port_NV: Tensor, reference_NV: Tensor, golden_NV: Tensor) -> None:
-        """A chunk of tokens; golden is float64."""
+    def add(self, port_NV: Tensor, reference_NV: Tensor, golden_NV: Tensor, at_N: Tensor) -> None:
+        """A chunk, at these tokens of the prompt; golden is float64."""
+        self._at.append(at_N)
         same = torch.equal(port_NV, reference_NV)
         reference64_NV = reference_NV.double()
         log_reference_NV = reference64_NV.log_softmax(-1)
@@ -38,7 +40,7 @@ class LogitsTally:
         kl_N, kl_ref_N = (torch.cat(parts).clamp_min(0).cpu() for parts in (self._kl, self._kl_ref))
         return Logits(
             stage=self.stage, dtype=self.dtype, kl=float(kl_N.mean()), kl_ref=float(kl_ref_N.mean()),
-            worst_kl=float(kl_N.max()), worst_token=int(kl_N.argmax()), nmse=self._squares[0] / self._squares[1],
+            worst_kl=float(kl_N.max()), worst_token=int(torch.cat(self._at)[kl_N.argmax()]), tokens=self._tokens, nmse=self._squares[0] / self._squares[1],
             agreement=self._agree / self._tokens,
         )  # fmt: skip
 

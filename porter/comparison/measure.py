@@ -30,11 +30,12 @@ class Tally:
         self.cosine_sums = [0.0, 0.0, 0.0]
         self.bias_sums = [0.0, 0.0, 0]
         self.ulp_p99 = 0.0
+        self._at: list[Tensor] = []
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
         self._channels: tuple[Tensor, Tensor] | None = None  # squares per channel: port error, golden
 
-    def add(self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, first_token: int = 0) -> None:
-        """Adds a chunk whose first token is `first_token`; executor: the spec's own arithmetic, for `exact`."""
+    def add(self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, at: Tensor | None = None) -> None:
+        """Adds a chunk; executor: the spec's own arithmetic, for `exact`; at: the chunk's tokens, if not 0, 1, 2, …"""
         if executor is not None:
             equal = executor.dtype == reference.dtype and torch.equal(executor, reference)
             self.exact = equal if self.exact is None else self.exact and equal
@@ -49,9 +50,11 @@ class Tally:
         held = self._channels
         self._channels = channels if held is None else (held[0] + channels[0], held[1] + channels[1])
         self._count(port64_NF, reference64_NF, error_NF)
-        self.shape = (*port.shape[:1], first_token + port.shape[1], *port.shape[2:])
+        at = torch.arange(port.shape[1]) if at is None else at
+        self._at.append(at)
+        self.shape = (port.shape[0], sum(map(len, self._at)), *port.shape[2:])
         if not same:
-            self._compare(port, reference, port64_NF, reference64_NF, first_token)
+            self._compare(port, reference, port64_NF, reference64_NF, at)
 
     def _count(self, port64_NF: Tensor, reference64_NF: Tensor, error_NF: Tensor) -> None:
         self.bias_sums[0] += float(error_NF.sum())
@@ -61,21 +64,21 @@ class Tally:
             self.nonfinite[1] += int((~torch.isfinite(reference64_NF)).sum())
 
     def _compare(
-        self, port: Tensor, reference: Tensor, port64_NF: Tensor, reference64_NF: Tensor, first_token: int
+        self, port: Tensor, reference: Tensor, port64_NF: Tensor, reference64_NF: Tensor, tokens: Tensor
     ) -> None:
         difference_NF = (port64_NF - reference64_NF).abs_()
         flat = int(difference_NF.nan_to_num(nan=math.inf).argmax())
         largest = float(difference_NF.flatten()[flat])
         if self.worst is None or not largest <= self.worst.difference:
             at = [int(i) for i in torch.unravel_index(torch.tensor(flat), port.shape)]
-            at[1] += first_token
+            at[1] = int(tokens[at[1]])
             self.worst = Worst(largest, tuple(at), float(port64_NF.flatten()[flat]), float(reference64_NF.flatten()[flat]))
         products = (port64_NF * reference64_NF, port64_NF.square(), reference64_NF.square())
         self.cosine_sums = [held + float(each.sum()) for held, each in zip(self.cosine_sums, products, strict=True)]
         step = max(1, difference_NF.numel() // _SAMPLE)
         sample = difference_NF.flatten()[::step]
         exponent = torch.frexp(reference64_NF.flatten()[::step]).exponent - 1
-        unit = torch.ldexp(torch.tensor(torch.finfo(reference.dtype).eps, dtype=torch.float64), exponent)
+        unit = torch.finfo(reference.dtype).eps * torch.exp2(exponent.double())
         ulps = (sample / unit).nan_to_num(nan=math.inf)
         self.ulp_p99 = max(self.ulp_p99, float(ulps.kthvalue(max(1, math.ceil(0.99 * ulps.numel()))).values))
 
@@ -90,7 +93,8 @@ class Tally:
         tokens = tuple(round(value, 4) for value in (port_rel_N / scale).tolist()) if keep_tokens else ()
         return Local(
             e_port=e_port, e_ref=e_ref, rho=e_port / max(e_ref, floor), rho_tok=float(port_rel_N.max()) / scale,
-            token=int(port_rel_N.nan_to_num(nan=math.inf).argmax()), tokens=tokens,
+            token=int(torch.cat(self._at)[int(port_rel_N.nan_to_num(nan=math.inf).argmax()) % len(torch.cat(self._at))]),
+            tokens=tokens,
         )  # fmt: skip
 
     def finish(self, propagated: Propagated | None = None, prompt: int = 0) -> NodeDiff:

@@ -128,13 +128,14 @@ class Check:
 
 @dataclass(frozen=True)
 class Logits:
-    """The logits in one stage, over all tokens, propagated.
+    """The logits in one stage, propagated, at evenly spaced tokens (all of them for a small vocabulary).
 
     Attributes:
         kl: mean KL(reference‖port) in nats; kl_ref: mean KL(golden‖reference).
         worst_kl, worst_token: the largest over tokens, and where.
         nmse: ‖port − reference‖² / ‖reference‖².
         agreement: share of tokens where the argmax agrees.
+        tokens: how many tokens were looked at.
     """
 
     stage: StageName
@@ -145,6 +146,7 @@ class Logits:
     worst_token: int
     nmse: float
     agreement: float
+    tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,9 @@
 """Runs the lanes of one stage in lock-step, unit by unit, and measures every node.
 
-Local: each side is fed golden's input of the unit, rounded to the stage's dtype. Propagated: each side runs on its own
-hidden states. Verdicts are made from local nodes; the curve over layers from propagated ones.
+Local: each side, golden too, is fed golden's input of the unit, rounded to the stage's dtype; verdicts are made from
+these nodes. Propagated: port and reference run on their own hidden states; the curve over layers is made from these.
+So golden is one float64 run whose residual stream is rounded between layers, as every run in that dtype must round it:
+the best that an implementation in the dtype could do.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,8 +16,10 @@ from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import LogitsTally
 from porter.comparison.measure import Tally, measure_propagated
 from porter.comparison.report import Logits, NodeDiff, StageName
+from porter.specs.schema import Dims
 
-_HEAD_ELEMENTS = 2**24  # of one chunk of logits: 128 MiB in float64
+_LOGIT_ELEMENTS = 2**25  # logits that are compared, at evenly spaced tokens: 128 tokens of Gemma's 262,144
+_CHUNK_ELEMENTS = 2**24  # of them at a time: 128 MiB in float64
 CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured propagated too
 
 
@@ -23,6 +27,7 @@ CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured pro
 class Lanes:
     """The sides of one stage. `executor` is the port's spec in plain torch: the port itself when it has those ops."""
 
+    dims: Dims
     golden: Lane
     reference: Lane
     port: Lane
@@ -78,7 +83,7 @@ def run_stage(
         lane.start(ids_BT)
     states = _compare_embedding(stage, dtype, lanes, selection, run)
     advance("embed")
-    num_layers = _num_layers(lanes)
+    num_layers = lanes.dims.layers
     for index in range(num_layers):
         if (selection.first_bad and run.failed) or (not selection.whole and index > selection.last):
             return run
@@ -102,11 +107,6 @@ class _States:
     port: Tensor
 
 
-def _num_layers(lanes: Lanes) -> int:
-    decoder = getattr(lanes.port, "decoder")  # noqa: B009
-    return int(decoder.blueprint.dims.layers)
-
-
 def _distinct(lanes: Lanes) -> list[Lane]:
     sides = [lanes.golden, lanes.reference, lanes.port]
     return sides if lanes.executor is lanes.port else [*sides, lanes.executor]
@@ -125,18 +125,14 @@ def _compare_embedding(stage: StageName, dtype: str, lanes: Lanes, selection: Se
 def _compare_layer(
     stage: StageName, dtype: str, lanes: Lanes, index: int, states: _States, selection: Selection, run: StageRun
 ) -> _States:
-    golden = lanes.golden.layer(index, states.golden)["resid_post"]
+    given = states.golden.to(lanes.port.dtype)
+    golden = lanes.golden.layer(index, given.to(lanes.golden.dtype))
     reference = lanes.reference.layer(index, states.reference)["resid_post"]
     port = lanes.port.layer(index, states.port)["resid_post"]
-    after = _States(golden, reference, port)
+    after = _States(golden["resid_post"], reference, port)
     if index not in selection.layers:
         return after
-    given = states.golden.to(lanes.port.dtype)
-    sides = [
-        lanes.golden.layer(index, given.to(lanes.golden.dtype)),
-        lanes.reference.layer(index, given),
-        lanes.port.layer(index, given),
-    ]
+    sides = [golden, lanes.reference.layer(index, given), lanes.port.layer(index, given)]
     executor = sides[2] if lanes.executor is lanes.port else lanes.executor.layer(index, given)
     for node in sides[2]:
         name = f"layers.{index}.{node}"
@@ -151,21 +147,22 @@ def _compare_layer(
 
 
 def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, run: StageRun) -> None:
+    """final.norm and logits at evenly spaced tokens; no token of the head sees another."""
     given = states.golden.to(lanes.port.dtype)
     tallies = {node: Tally(node, stage, dtype) for node in ("final.norm", "logits")}
     logits = LogitsTally(stage, dtype)
     curve: list[tuple[Tensor, Tensor, Tensor]] = []
-    for start, stop in _token_chunks(lanes, given):
-        part = given[:, start:stop]
+    for at in _token_chunks(lanes.dims, given.shape[1]):
+        part = given[:, at]
         golden = lanes.golden.head(part.to(lanes.golden.dtype))
         sides = [golden, lanes.reference.head(part), lanes.port.head(part)]
         executor = sides[2] if lanes.executor is lanes.port else lanes.executor.head(part)
         for node, tally in tallies.items():
             if all(node in side for side in sides):
-                tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], first_token=start)
+                tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], at)
         del sides, executor
-        reference, port = lanes.reference.head(states.reference[:, start:stop]), lanes.port.head(states.port[:, start:stop])
-        logits.add(port["logits"][0], reference["logits"][0], golden["logits"][0])
+        reference, port = lanes.reference.head(states.reference[:, at]), lanes.port.head(states.port[:, at])
+        logits.add(port["logits"][0], reference["logits"][0], golden["logits"][0], at)
         if "final.norm" in golden:
             curve.append((port["final.norm"], reference["final.norm"], golden["final.norm"]))
     for node, tally in tallies.items():
@@ -176,11 +173,11 @@ def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, r
     run.logits = logits.finish()
 
 
-def _token_chunks(lanes: Lanes, given: Tensor) -> Iterator[tuple[int, int]]:
-    decoder = getattr(lanes.port, "decoder")  # noqa: B009
-    step = max(1, _HEAD_ELEMENTS // decoder.blueprint.dims.vocab)
-    for start in range(0, given.shape[1], step):
-        yield start, min(start + step, given.shape[1])
+def _token_chunks(dims: Dims, length: int) -> Iterator[Tensor]:
+    """Token indices, evenly spaced over the prompt, the last token among them, in chunks."""
+    count = min(length, max(1, _LOGIT_ELEMENTS // dims.vocab))
+    at = (length - 1 - (torch.arange(count) * length) // count).flip(0)
+    return iter(at.split(max(1, _CHUNK_ELEMENTS // dims.vocab)))
 
 
 def _measure(

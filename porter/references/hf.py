@@ -22,6 +22,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from porter.errors import ComparisonError
+from porter.models.matmul import quick_matmul
 from porter.references.float64 import Float64
 from porter.references.hooks import Hook, hooks_of_head, hooks_of_layer
 from porter.specs.blueprint import Blueprint
@@ -133,8 +134,7 @@ class HfReference:
     def _running(self) -> Iterator[None]:
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            if self.golden:
-                stack.enter_context(Float64())
+            stack.enter_context(Float64() if self.golden else quick_matmul(self.dtype, self.device))
             yield
 
     @contextmanager

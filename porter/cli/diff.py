@@ -1,0 +1,54 @@
+"""porter diff: run a port and its reference on the same tokens, say where they part."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from porter.cli.options import build_options
+
+
+@click.command()
+@click.argument("model", required=False)
+@build_options
+@click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
+@click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="A text file, or .jsonl with a prompt a line.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("diff_reports"), show_default=True, help="Folder the report is written to.")  # noqa: E501
+@click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
+@click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
+@click.option("--timings", is_flag=True, help="Say where the time went.")
+@click.pass_context
+def diff(
+    ctx: click.Context,
+    model: str | None,
+    reference: str,
+    layers: str,
+    prompts: Path | None,
+    out: Path,
+    json_path: str | None,
+    fail_on: str,
+    timings: bool,
+    **build_flags: object,
+) -> None:
+    """Compare MODEL, or the build just made, with its reference, layer by layer.
+
+    Exits with 0 when they agree, 1 when they part, and 2 to 5 when the comparison could not be made: 2 usage or spec,
+    3 unreadable artifact, 4 nothing comparable, 5 tokenizer, config or weights that disagree with the spec.
+    """
+    from porter.reports.write import check_writable
+
+    check_writable(out)
+    from porter.cli.progress import stage_progress
+    from porter.comparison.diff import diff as compare
+    from porter.reports.present import present
+
+    with stage_progress() as progress:
+        report = compare(
+            model, reference=reference, layers=layers, prompts=prompts, progress=progress,
+            fail_on=[each.strip() for each in fail_on.split(",") if each.strip()],
+            command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
+        )  # fmt: skip
+    present(report, out, json_path=json_path, timings=timings)
+    ctx.exit(report.exit_code)

@@ -1,0 +1,50 @@
+"""The porter command: names the subcommands and imports one only when it runs."""
+
+from importlib import import_module
+
+import click
+
+from porter.errors import PorterError
+
+COMMANDS = ("build", "diff", "specs")  # each is porter/cli/<name>.py with a click command of the same name
+
+
+class _LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"porter.cli.{name}"), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        from porter.errors import closest
+
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            raise click.UsageError(f"no command is called {args[0]!r}; {closest(args[0], COMMANDS)}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except PorterError as error:
+            failure = click.ClickException(str(error))
+            failure.exit_code = error.exit_code
+            raise failure from error
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="porter-ml")
+def cli() -> None:
+    """Port a language model, and prove that the port computes what its reference computes.
+
+    \b
+    porter build gemma-3-270m --weights demo
+    porter diff --reference hf --layers all
+
+    Exit codes: 0 pass, 1 divergence, 2 usage or spec, 3 unreadable artifact, 4 nothing comparable, 5 preflight mismatch.
+    """

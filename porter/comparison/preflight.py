@@ -1,0 +1,109 @@
+"""Before any number is compared: does the tokenizer do what the spec says, and what HF's class does?"""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from porter.comparison.report import Check
+from porter.errors import ArtifactError, PreflightError
+from porter.specs.blueprint import Blueprint
+
+TRICKY = (
+    "Hello world", " leading space", "trailing space ", "double  space", "   three leading", "tab\tand\ttabs",
+    "line\nbreak", "two\n\nbreaks", "\nleading break", "carriage\r\nreturn", "   \n  mixed \t white ",
+    "emoji 🙂🚀", "family 👨‍👩‍👧‍👦", "flag 🇳🇱", "中文分词测试", "日本語のテキスト", "한국어 문장", "العربية نص",
+    "combining e\u0301 a\u0308", "precomposed é ä", "ﬁ ligature", "zero\u200bwidth", "1234567890", "3.14159 and 1,000,000",
+    "def f(x):\n    return x ** 2  # code", "<html>&amp;</html>", "a" * 50, "UPPER lower MiXeD", "it's don't we'll", "",
+)  # fmt: skip
+
+
+def load_tokenizer(folder: Path) -> Tokenizer | None:
+    """tokenizer.json of a folder; None where there is none.
+
+    Raises:
+        ArtifactError: it cannot be read.
+    """
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return None
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the tokenizers library raises nothing narrower
+        raise ArtifactError(f"{path}: {error}", "a tokenizer.json of the tokenizers library", "Fetch it again.") from error
+
+
+def check_tokenizer(blueprint: Blueprint, folder: Path, tokenizer: Tokenizer | None) -> list[Check]:
+    """The tokenizer's conventions against the spec's, and its ids against HF's class.
+
+    Raises:
+        PreflightError: one disagrees.
+    """
+    if tokenizer is None:
+        return [Check("tokenizer", "NOT_COMPARED", "these weights come without one; the prompt is seeded ids")]
+    checks = [_check_bos(blueprint, tokenizer), *_check_special(blueprint, folder)]
+    checks.append(_check_ids(folder, tokenizer))
+    for check in checks:
+        if check.status == "FAIL":
+            raise PreflightError(
+                f"{check.name}: {check.detail}",
+                f"the conventions of the spec of {blueprint.family} and the ids of HF's tokenizer",
+                "Correct `tokenizer` in the spec (or --set tokenizer.…), or the tokenizer's files.",
+            )
+    return checks
+
+
+def _check_bos(blueprint: Blueprint, tokenizer: Tokenizer) -> Check:
+    spec = blueprint.tokenizer
+    ids = tokenizer.encode("Hello").ids
+    bare = tokenizer.encode("Hello", add_special_tokens=False).ids
+    added = ids[: len(ids) - len(bare)] if ids[-len(bare) :] == bare else ids[:1]
+    if spec.add_bos is None:
+        return Check("tokenizer.add_bos", "NOT_COMPARED", "the spec does not say")
+    if not spec.add_bos:
+        return Check("tokenizer.add_bos", "FAIL" if added else "PASS", f"puts {added} first, the spec says no BOS" if added else "no BOS")
+    if added == [spec.bos_id]:
+        return Check("tokenizer.add_bos", "PASS", f"BOS {spec.bos_id} first")
+    return Check("tokenizer.add_bos", "FAIL", f"puts {added or 'nothing'} first, the spec says BOS {spec.bos_id}")
+
+
+def _check_special(blueprint: Blueprint, folder: Path) -> list[Check]:
+    """bos, eos and pad ids of HF's class against the spec's."""
+    auto, spec = _hf_tokenizer(folder), blueprint.tokenizer
+    checks = []
+    for name, found, wanted in (
+        ("bos_id", auto.bos_token_id, None if spec.bos_id is None else (spec.bos_id,)),
+        ("eos_ids", auto.eos_token_id, spec.eos_ids),
+        ("pad_id", auto.pad_token_id, None if spec.pad_id is None else (spec.pad_id,)),
+    ):
+        if wanted is None or found is None:
+            missing = "spec does not say" if wanted is None else "tokenizer has none"
+            checks.append(Check(f"tokenizer.{name}", "NOT_COMPARED", f"the {missing}"))
+        elif found in wanted:
+            checks.append(Check(f"tokenizer.{name}", "PASS", str(found)))
+        else:
+            said = ", ".join(map(str, wanted))
+            checks.append(Check(f"tokenizer.{name}", "FAIL", f"the tokenizer has {found}, the spec says {said}"))
+    return checks
+
+
+def _check_ids(folder: Path, tokenizer: Tokenizer) -> Check:
+    """tokenizer.json read by `tokenizers` against HF's class, on tricky strings and every special token as text."""
+    auto = _hf_tokenizer(folder)
+    strings = [*TRICKY, *(f"a{token}b" for token in auto.all_special_tokens)]
+    for text in strings:
+        own, theirs = tokenizer.encode(text).ids, auto(text)["input_ids"]
+        if own != theirs:
+            at = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+            return Check("tokenizer.ids", "FAIL", f"{text!r}: {own[at : at + 3]} from tokenizer.json, {theirs[at : at + 3]} from HF at token {at}")  # fmt: skip  # noqa: E501
+    return Check("tokenizer.ids", "PASS", f"{len(strings)} strings encode alike")
+
+
+_LOADED: dict[Path, object] = {}
+
+
+def _hf_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
+    from transformers import AutoTokenizer
+
+    if folder not in _LOADED:
+        _LOADED[folder] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return _LOADED[folder]
