@@ -47,7 +47,7 @@ _SPLITTINGS = {
     "smollm": _Splitting(single_digits=True),
     "qwen2": _Splitting(_QWEN2, nfc=True),
     "deepseek-r1-qwen": _Splitting(_QWEN2, nfc=True),
-    "llama-bpe": _Splitting(_LLAMA3, ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _Splitting(_LLAMA3, ignore_merges=True, add_bos=True)),
     "tekken": _Splitting(_TEKKEN, ignore_merges=True, add_bos=True),
 }
 
