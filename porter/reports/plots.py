@@ -52,7 +52,7 @@ def layer_curves(report: DiffReport) -> go.Figure:
         _add_lane(figure, room.lane, "bit-equal")
     places = ["embed", *(str(layer) for layer in range(report.num_layers)), "final"]
     figure.update_layout(
-        xaxis={**AXIS, "title": "layer", "type": "category", "anchor": "y2", "categoryarray": places},
+        xaxis={**AXIS, **_layer_axis(places), "anchor": "y2"},
         yaxis={**AXIS, "title": "log₁₀ ‖h_port − h_ref‖₂", "domain": [0.38, 1]},
         yaxis2={**AXIS, "title": "worst ρ", "type": "log", "domain": [0, 0.28], "dtick": 1},
         yaxis2_range=_ratio_range(figure),
@@ -169,12 +169,11 @@ def node_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
             **style,
         )
     _add_signs(figure, nodes, numbers=report.num_layers <= NUMBERS_FIT)
-    axis = {**AXIS, "type": "category", "showgrid": False}
     advisory = {node.node for node in nodes if node.kind == "gauge"}
     names = [f"<i>{escape(row)}</i>" if row in advisory else escape(row) for row in rows]
     figure.update_layout(
-        xaxis={**axis, "title": "layer", "categoryarray": columns, "range": [-0.5, len(columns) - 0.5]},
-        yaxis={**axis, "categoryarray": rows, "range": [len(rows) - 0.5, -0.5]},
+        xaxis={**AXIS, **_layer_axis(columns), "showgrid": False},
+        yaxis={**AXIS, "type": "category", "showgrid": False, "categoryarray": rows, "range": [len(rows) - 0.5, -0.5]},
         yaxis_tickvals=list(range(len(rows))),
         yaxis_ticktext=names,
     )
@@ -264,6 +263,15 @@ def token_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
 def _padded(values: Iterable[Value], width: int, blank: Value) -> list[Value]:
     line = list(values)[:width]
     return line + [blank] * (width - len(line))
+
+
+def _layer_axis(places: Sequence[str]) -> dict[str, object]:
+    """An axis over embedding, layers and what follows; a deep model has its layers named in steps of ten."""
+    tens = range(10, len(places) - 4, 10)  # none so close to an end that names overlap
+    named = places if len(places) <= NUMBERS_FIT + 2 else [str(layer) for layer in tens]
+    ticks = [place for place in places if place in named or not place.isdecimal()]
+    grid = {"type": "category", "categoryarray": places, "range": [-0.5, len(places) - 0.5]}
+    return {**grid, "title": "layer", "tickvals": ticks, "tickangle": 0}
 
 
 def _figure(height: int) -> go.Figure:

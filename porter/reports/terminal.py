@@ -145,17 +145,17 @@ def _stage_facts(report: DiffReport, stage: Stage) -> Text:
 def _print_strips(report: DiffReport, console: Console) -> None:
     """A row of bars for each stage: how bad the worst node of each layer is, by height and colour."""
     rows = [(stage, blocks(report, stage)) for stage in report.stages if any(nodes_of(report, stage.name, stage.dtype))]
-    group = _layers_a_bar(report.num_layers, console.width - 30)
+    group = _layers_a_bar(report.num_layers, console.width - 40)
     console.print()
-    _line(console, (f"{'':17}{_ruler(report.num_layers, group)}", QUIET))
+    several = f"   {group} layers a bar" if group > 1 else ""
+    _line(console, (f"{'':17}{_ruler(report.num_layers, group)}{several}", QUIET))
     for stage, found in rows:
         bars = [(BARS[status], COLOURS[status]) for status in _grouped(found, report.num_layers, group)]
         strip = Text.assemble(bars[0], " ", *bars[1:-2], " ", *bars[-2:])
         _line(console, (f"{stage.name} {stage.dtype}".ljust(15), QUIET), strip)
     used = {block.status for _, found in rows for block in found}
     legend = "  ".join(f"{BARS[status]} {WORDS[status]}" for status in BARS if status in used)
-    several = f"; {group} layers a bar" if group > 1 else ""
-    _line(console, (f"{'':15}embedding, layers, final norm and logits: {legend}{several}", QUIET))
+    _line(console, (f"{'':15}embedding, layers, final norm and logits: {legend}", QUIET))
 
 
 def _layers_a_bar(num_layers: int, width: int) -> int:

@@ -150,6 +150,13 @@ def test_failures_carry_their_ratio_and_in_deep_models_a_sign() -> None:
     assert {text for trace in deep.data[2:] for text in trace.text or ()} == {"✕"}
 
 
+def test_a_deep_model_names_every_tenth_layer() -> None:
+    report = synthetic.failing()
+    shallow, deep = layer_curves(report), layer_curves(replace(report, num_layers=81))
+    assert list(shallow.layout.xaxis.tickvals) == ["embed", *map(str, range(18)), "final"]
+    assert list(deep.layout.xaxis.tickvals) == ["embed", "10", "20", "30", "40", "50", "60", "70", "final"]
+
+
 @pytest.mark.parametrize(("ratio", "short"), [(2.25, "2.25"), (1054, "1.1k"), (24_000, "24k"), (2e6, "2e6")])
 def test_short_ratio(ratio: float, short: str) -> None:
     assert plots._short(ratio) == short

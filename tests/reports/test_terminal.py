@@ -65,7 +65,7 @@ def test_strip_of_any_depth_fits(num_layers: int) -> None:
 
     text = shown(replace(synthetic.failing(), num_layers=num_layers))
     assert max(map(len, text.splitlines()[:-1])) <= 80
-    assert ("layers a bar" in text) == (num_layers > 50)
+    assert ("layers a bar" in text) == (num_layers > 40)
 
 
 def test_offenders_are_few_and_counted() -> None:
