@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from porter.cli.memory import keep_freed_memory
 from porter.cli.options import build_options
 
 
@@ -40,6 +41,7 @@ def diff(
     from porter.reports.write import check_writable
 
     check_writable(out)
+    keep_freed_memory()
     from porter.cli.progress import stage_progress
     from porter.comparison.diff import diff as compare
     from porter.reports.present import present

@@ -6,20 +6,19 @@ So golden is one float64 run whose residual stream is rounded between layers, as
 the best that an implementation in the dtype could do.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from porter.comparison.lanes import Lane, Nodes
-from porter.comparison.logits import LogitsTally
+from porter.comparison.logits import measure_logits
 from porter.comparison.measure import Tally, measure_propagated
 from porter.comparison.report import Logits, NodeDiff, StageName
 from porter.specs.schema import Dims
 
-_LOGIT_ELEMENTS = 2**25  # logits that are compared, at evenly spaced tokens: 128 tokens of Gemma's 262,144
-_CHUNK_ELEMENTS = 2**24  # of them at a time: 128 MiB in float64
+_LOGIT_ELEMENTS = 2**24  # logits that are compared, at evenly spaced tokens: 64 tokens of Gemma's 262,144
 CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured propagated too
 
 
@@ -149,35 +148,27 @@ def _compare_layer(
 def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, run: StageRun) -> None:
     """final.norm and logits at evenly spaced tokens; no token of the head sees another."""
     given = states.golden.to(lanes.port.dtype)
-    tallies = {node: Tally(node, stage, dtype) for node in ("final.norm", "logits")}
-    logits = LogitsTally(stage, dtype)
-    curve: list[tuple[Tensor, Tensor, Tensor]] = []
-    for at in _token_chunks(lanes.dims, given.shape[1]):
-        part = given[:, at]
-        golden = lanes.golden.head(part.to(lanes.golden.dtype))
-        sides = [golden, lanes.reference.head(part), lanes.port.head(part)]
-        executor = sides[2] if lanes.executor is lanes.port else lanes.executor.head(part)
-        for node, tally in tallies.items():
-            if all(node in side for side in sides):
-                tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], at)
-        del sides, executor
-        reference, port = lanes.reference.head(states.reference[:, at]), lanes.port.head(states.port[:, at])
-        logits.add(port["logits"][0], reference["logits"][0], golden["logits"][0], at)
-        if "final.norm" in golden:
-            curve.append((port["final.norm"], reference["final.norm"], golden["final.norm"]))
-    for node, tally in tallies.items():
-        if tally.shape:
-            run.declared.add(node)
-            whole = [torch.cat(parts, dim=1) for parts in zip(*curve, strict=True)] if node == "final.norm" else None
-            run.nodes.append(tally.finish(measure_propagated(*whole) if whole else None))
-    run.logits = logits.finish()
+    at = _looked_at(lanes.dims, given.shape[1])
+    part = given[:, at]
+    sides = [lanes.golden.head(part.to(lanes.golden.dtype)), lanes.reference.head(part), lanes.port.head(part)]
+    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.head(part)
+    reference, port = lanes.reference.head(states.reference[:, at]), lanes.port.head(states.port[:, at])
+    for node in sides[2]:
+        run.declared.add(node)
+        if not all(node in side for side in sides):
+            run.nodes.append(_not_compared(node, stage, dtype, sides[2][node]))
+            continue
+        tally = Tally(node, stage, dtype)
+        tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], at)
+        curve = node in CURVE and measure_propagated(port[node], reference[node], sides[0][node])
+        run.nodes.append(tally.finish(curve or None))
+    run.logits = measure_logits(stage, dtype, at, port["logits"][0], reference["logits"][0], sides[0]["logits"][0])
 
 
-def _token_chunks(dims: Dims, length: int) -> Iterator[Tensor]:
-    """Token indices, evenly spaced over the prompt, the last token among them, in chunks."""
+def _looked_at(dims: Dims, length: int) -> Tensor:
+    """Token indices, evenly spaced over the prompt, the last token among them."""
     count = min(length, max(1, _LOGIT_ELEMENTS // dims.vocab))
-    at = (length - 1 - (torch.arange(count) * length) // count).flip(0)
-    return iter(at.split(max(1, _CHUNK_ELEMENTS // dims.vocab)))
+    return (length - 1 - (torch.arange(count) * length) // count).flip(0)
 
 
 def _measure(

@@ -95,17 +95,16 @@ class RopeScaling(Strict):
     short_factor: tuple[float, ...] | None = None
     long_factor: tuple[float, ...] | None = None
 
-    @model_validator(mode="before")
-    @classmethod
-    def _without_axes_of_their_own(cls, value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        kept = {k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"}}
-        if "type" in value:
-            kept.setdefault("rope_type", value["type"])
-        if kept.get("rope_type") == "su":  # Phi-3's first name for longrope
-            kept["rope_type"] = "longrope"
-        return kept
+
+def _scaling(value: Any) -> Any:
+    """HF's map without the keys that are axes of their own; the default kind is no scaling."""
+    if not isinstance(value, dict):
+        return value
+    kept = {k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"} and v is not None}
+    kind = kept.setdefault("rope_type", value.get("type", "default"))
+    if kind == "su":  # Phi-3's first name for longrope
+        kept["rope_type"] = "longrope"
+    return None if kind == "default" else kept
 
 
 class Rope(Strict):
@@ -116,7 +115,7 @@ class Rope(Strict):
     partial: float = Field(1.0, gt=0, le=1, description="Share of each head's width that is rotated.")
     dim: int | None = Field(None, gt=0, description="Rotated width of a head; null: partial * head_dim.")
     negate: bool = Field(False, description="Rotates by minus the angle (nanochat).")
-    scaling: RopeScaling | None = Field(None, description="Frequency scaling; HF's rope_parameters or rope_scaling.")
+    scaling: Annotated[RopeScaling | None, BeforeValidator(_scaling)] = Field(None, description="Frequency scaling; HF's rope_parameters or rope_scaling.")  # fmt: skip  # noqa: E501
     original_max_pos: int | None = Field(None, gt=0, description="Context before scaling, where the config keeps it beside rope_scaling (Phi-3).")  # fmt: skip  # noqa: E501
     inv_freq_dtype: Rounding = Field("fp32", description="Dtype the inverse frequencies are rounded to.")
     pos_dtype: Rounding = Field("fp32", description="Dtype the positions are rounded to; act breaks past 256 in bf16.")

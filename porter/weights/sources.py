@@ -109,14 +109,14 @@ def _converted(path: Path) -> Path:
     import hashlib
 
     from porter.weights.cache import cached
-    from porter.weights.gguf import convert_gguf
+    from porter.weights.gguf import CONVERTER_VERSION, convert_gguf
 
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror}", "a readable .gguf file", "Check the path.") from error
-    return cached(f"gguf-{digest[:16]}", lambda folder: convert_gguf(path, folder))
+    return cached(f"gguf-{digest[:16]}-v{CONVERTER_VERSION}", lambda folder: convert_gguf(path, folder))
 
 
 def _fetched(hub_id: str) -> Path:

@@ -1,0 +1,42 @@
+"""Writes a build's weights as a HF-layout checkpoint: config.json, safetensors shards, tokenizer where there is one."""
+
+import json
+import shutil
+from pathlib import Path
+
+from porter.errors import UsageError
+from porter.models.build import Build
+from porter.weights.safetensors_files import open_checkpoint, write_checkpoint
+from porter.weights.sources import STORED
+
+_BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "generation_config.json")
+
+
+def save_checkpoint(made: Build, folder: Path) -> None:
+    """Streams the weights of `made` to `folder`, a block of a tensor at a time.
+
+    Random weights are made on the way and never held; others are copied as they are stored.
+
+    Raises:
+        UsageError: the folder holds a checkpoint already, or cannot be written.
+    """
+    if (folder / "config.json").exists():
+        raise UsageError(f"{folder} holds a checkpoint already", "a new or empty folder", "Name another with --save.")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if made.folder is None:
+            from porter.weights.random_init import write_random
+
+            write_random(made.reference_blueprint, made.config, folder, kind=made.weights, dtype=STORED[made.dtype])
+            return
+        source = open_checkpoint(Path(made.folder))
+        write_checkpoint(folder, source.tensors.values(), source.blocks)
+        for name in _BESIDE:
+            if (source.folder / name).is_file():
+                shutil.copyfile(source.folder / name, folder / name)
+        head = {"model_type": made.blueprint.model_type, "architectures": [made.blueprint.architecture]}
+        (folder / "config.json").write_text(json.dumps({**head, **made.config}, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"{folder} cannot be written ({error.strerror})", "a folder porter may write to", "Name another with --save."
+        ) from error
