@@ -1,4 +1,7 @@
-"""The blueprint: a spec resolved against a config. Explicit for each layer, no expression left, all the builder sees."""
+"""The blueprint: a spec resolved against a config, explicit for each layer, no expression left.
+
+It is all that the builder of models sees.
+"""
 
 import hashlib
 import json
@@ -11,7 +14,7 @@ from porter.specs.schema import Block, Dims, Embed, Head, Norm, Strict, Tokenize
 class Blueprint(Strict):
     """One model, fully explicit.
 
-    `rules` and `tokenizer` say where weights lie and what the tokenizer does; the other fields say what is computed.
+    `weights` and `tokenizer` say where weights lie and what the tokenizer does; the other fields say what is computed.
     """
 
     family: str

@@ -71,4 +71,6 @@ def _tokenizer(tokenizer: Tokenizer) -> str:
         return "not checked"
     bos = {True: f"BOS {tokenizer.bos_id} first", False: "no BOS", None: f"bos {tokenizer.bos_id}"}[tokenizer.add_bos]
     eos = f"eos {', '.join(map(str, tokenizer.eos_ids))}" if tokenizer.eos_ids else ""
-    return ", ".join(part for part in (bos, eos, f"pad {tokenizer.pad_id}" if tokenizer.pad_id is not None else "") if part)
+    return ", ".join(
+        part for part in (bos, eos, f"pad {tokenizer.pad_id}" if tokenizer.pad_id is not None else "") if part
+    )

@@ -53,6 +53,12 @@ class Family:
     def sizes(self) -> dict[str, Size]:
         return {name: self.size(name) for name in self.tree.get("sizes", {})}
 
+    @property
+    def default_size(self) -> str:
+        """tiny where there is one, else the first."""
+        sizes = self.tree["sizes"]
+        return "tiny" if "tiny" in sizes else str(next(iter(sizes)))
+
     def size(self, name: str) -> Size:
         """The size of that name.
 
@@ -97,7 +103,7 @@ def find_family(name: str) -> Family:
     """
     if name in builtin_spec_names():
         return read_family(spec_folder() / f"{name}.yaml")
-    if name.endswith((".yaml", ".yml")) or "/" in name:
+    if is_path(name):
         return read_family(Path(name).resolve())
     raise SpecError(
         f"no family is called {name!r}", closest(name, builtin_spec_names()), "porter specs list, or a path to a YAML."
@@ -118,6 +124,25 @@ def find_size(name: str) -> tuple[Family, str]:
         names = {*known, *builtin_spec_names()} - {"tiny"}
         raise SpecError(f"no size or family is called {name!r}", closest(name, names), "porter specs list shows all.")
     return find_family(known[name]), name
+
+
+def find_model(name: str, size: str | None = None) -> tuple[Family, str | None]:
+    """The family and size that `name` means: a family, a size, or a path; `size` picks one of a family's.
+
+    Raises:
+        SpecError: nothing is called so, or the family lacks that size.
+    """
+    if name not in builtin_spec_names() and not is_path(name) and size is None:
+        return find_size(name)
+    family = find_family(name)
+    if size is not None:
+        family.size(size)
+    return family, size
+
+
+def is_path(name: str) -> bool:
+    """Whether a model's name is the path of a spec file."""
+    return name.endswith((".yaml", ".yml")) or "/" in name
 
 
 def find_model_type(model_type: str) -> Family:
@@ -161,7 +186,7 @@ def inner_models(
     annotation: Any, path: tuple[str, ...], value: Mapping[str, Any]
 ) -> Iterator[tuple[type[BaseModel], tuple[str, ...], Mapping[str, Any]]]:
     """The models that `value`, a map under `annotation`, is made of: itself, or each of its entries."""
-    for kind in _members(annotation):
+    for kind in members(annotation):
         if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in {"RopeScaling", "Size"}:
             yield kind, path, value
         elif get_origin(kind) is dict:
@@ -170,11 +195,12 @@ def inner_models(
                     yield from inner_models(get_args(kind)[1], (*path, key), entry)
 
 
-def _members(annotation: Any) -> tuple[Any, ...]:
+def members(annotation: Any) -> tuple[Any, ...]:
+    """The kinds that an annotation allows, unions and Annotated taken apart."""
     if get_origin(annotation) is Annotated:
-        return _members(get_args(annotation)[0])
+        return members(get_args(annotation)[0])
     if get_origin(annotation) in {Union, UnionType}:
-        return tuple(member for part in get_args(annotation) for member in _members(part))
+        return tuple(member for part in get_args(annotation) for member in members(part))
     return (annotation,)
 
 

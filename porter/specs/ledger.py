@@ -1,7 +1,8 @@
 """The weight ledger: which checkpoint tensor fills which parameter, each used exactly once.
 
 A rule names a source module; a parameter `layers.3.attn.q.weight` under the rule `attn.q: self_attn.q_proj` and the
-prefix `model.layers.{i}` is read from `model.layers.3.self_attn.q_proj.weight`. Prefixes in `strip` may be there or not.
+prefix `model.layers.{i}` is read from `model.layers.3.self_attn.q_proj.weight`. Prefixes in `strip` may be there or
+not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -106,7 +107,9 @@ def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) 
     return Ledger(entries, ignored, twins)
 
 
-def _twins(blueprint: Blueprint, present: Mapping[str, str], entries: Mapping[str, Entry]) -> tuple[tuple[str, str], ...]:
+def _twins(
+    blueprint: Blueprint, present: Mapping[str, str], entries: Mapping[str, Entry]
+) -> tuple[tuple[str, str], ...]:
     rule = blueprint.weights.globals.get("head")
     if not blueprint.head.tied or rule is None or "embed.weight" not in entries:
         return ()

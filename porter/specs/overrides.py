@@ -41,7 +41,9 @@ def parse_override(text: str, tree: Map) -> Override:
     try:
         value = YAML(typ="safe").load(io.StringIO(raw)) if not raw.startswith("=") else raw
     except YAMLError as error:
-        raise SpecError(f"--set {text}: the value is no YAML", "a number, a word, null or a list", "Quote it.") from error
+        raise SpecError(
+            f"--set {text}: the value is no YAML", "a number, a word, null or a list", "Quote it."
+        ) from error
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
         value = float(value)
     if _LAYER.fullmatch(name):
@@ -83,7 +85,9 @@ def layer_overrides(
             layer, path = int(match[1]), match[2].split(".")
             if layer >= num_layers:
                 raise SpecError(
-                    f"--set {override.text}: there is no layer {layer}", f"0 to {num_layers - 1}", "Name a layer it has."
+                    f"--set {override.text}: there is no layer {layer}",
+                    f"0 to {num_layers - 1}",
+                    "Name a layer it has.",
                 )
             yield _one_layer(layer, path, override)
 

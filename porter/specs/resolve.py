@@ -14,7 +14,6 @@ from porter.specs.overrides import Override, apply_overrides, layer_overrides
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, QKNorm, Tokenizer, Weights
 from porter.specs.tree import Map, locate, merge
 
-
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -35,7 +34,10 @@ class Resolved:
 
 
 def resolve(
-    family: Family, config: Mapping[str, Any], overrides: Sequence[Override] = (), tokenizer: Mapping[str, Any] | None = None
+    family: Family,
+    config: Mapping[str, Any],
+    overrides: Sequence[Override] = (),
+    tokenizer: Mapping[str, Any] | None = None,
 ) -> Resolved:
     """The blueprint of `family` for a config.
 
@@ -54,6 +56,16 @@ def resolve(
             raise _without_effect(family, override)
         blueprint = changed
     return Resolved(blueprint, family, config, tuple(overrides), unread)
+
+
+def resolve_size(family: Family, name: str, overrides: Sequence[Override] = ()) -> Resolved:
+    """The blueprint of a size against its own config.
+
+    Raises:
+        SpecError: see `resolve`.
+    """
+    size = family.size(name)
+    return resolve(family, size.config, overrides, size.tokenizer)
 
 
 def check_config_is_read(resolved: Resolved) -> None:
@@ -171,7 +183,9 @@ def _cases(tree: Map, name: str, layers: int, names: Mapping[str, Any]) -> list[
     for case in chosen:
         if case not in pattern["cases"]:
             raise SpecError(
-                f"{where}: patterns.{name}.by names the case {case!r}", closest(str(case), pattern["cases"]), "Add the case."
+                f"{where}: patterns.{name}.by names the case {case!r}",
+                closest(str(case), pattern["cases"]),
+                "Add the case.",
             )
     return chosen
 

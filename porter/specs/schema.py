@@ -58,7 +58,7 @@ class Norm(Strict):
 class QKNorm(Norm):
     """A norm on queries and keys; fields that are not given are those of `norm`."""
 
-    over: Literal["head", "full"] = Field("head", description="Each head alone (Qwen3), or all heads together (OLMo 2).")
+    over: Literal["head", "full"] = Field("head", description="Each head alone (Qwen3), or all together (OLMo 2).")
     when: Literal["before_rope", "after_rope"] = Field("before_rope", description="Before or after the rotation.")
 
 
@@ -100,7 +100,9 @@ def _scaling(value: Any) -> Any:
     """HF's map without the keys that are axes of their own; the default kind is no scaling."""
     if not isinstance(value, dict):
         return value
-    kept = {k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"} and v is not None}
+    kept = {
+        k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"} and v is not None
+    }
     kind = kept.setdefault("rope_type", value.get("type", "default"))
     if kind == "su":  # Phi-3's first name for longrope
         kept["rope_type"] = "longrope"
@@ -185,7 +187,7 @@ class WeightRule(Strict):
     src: tuple[str, ...] = Field(description="Source module; several are alternatives, the first present wins.")
     transpose: bool = Field(False, description="Stored [in, out] (GPT-2's Conv1D).")
     order: tuple[str, ...] = Field((), description="Parts of a fused projection, in the order of its rows.")
-    groups: Literal["1", "heads", "kv_heads"] = Field("1", description="How often the order repeats: once, or per head.")
+    groups: Literal["1", "heads", "kv_heads"] = Field("1", description="How often the order repeats: once, or by head.")
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,77 @@
+"""porter specs: the families porter knows, what each does, whether a family file is right, and whether it is exact."""
+
+import click
+
+
+@click.group()
+def specs() -> None:
+    """The model specs: list, show, check, and prove exact."""
+
+
+@specs.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_specs(as_json: bool) -> None:
+    """Every family that comes with porter, and its sizes."""
+    from porter.cli.spec_list import print_families
+
+    print_families(as_json=as_json)
+
+
+@specs.command()
+@click.argument("name")
+@click.option("--size", help="Size of a family.")
+@click.option("--set", "overrides", multiple=True, metavar="AXIS=VALUE", help="Change one axis, as in porter build.")
+@click.option("--axes", is_flag=True, help="Every axis with its value in force and the values it may have.")
+@click.option("--json", "as_json", is_flag=True, help="Print the blueprint as JSON.")
+def show(name: str, size: str | None, overrides: tuple[str, ...], axes: bool, as_json: bool) -> None:
+    """Conventions, parameters and layers of NAME: a family, a size (gemma-7b), or the path of a spec file."""
+    from porter.cli.spec_views import print_axes, print_blueprint, print_model
+    from porter.specs.family import find_model
+    from porter.specs.overrides import parse_override
+    from porter.specs.resolve import resolve_size
+
+    family, found = find_model(name, size)
+    parsed = [parse_override(text, family.tree) for text in overrides]
+    resolved = resolve_size(family, found or family.default_size, parsed)
+    if as_json:
+        print_blueprint(resolved)
+        return
+    print_model(resolved, found)
+    if axes:
+        print_axes(resolved)
+
+
+@specs.command()
+@click.argument("names", nargs=-1, required=True)
+def check(names: tuple[str, ...]) -> None:
+    """Audit spec files: NAMES are families, sizes or paths. Exit 2 names the file and line of what is wrong."""
+    from porter.specs.check import check_family
+    from porter.specs.family import find_model
+
+    for name in names:
+        family, size = find_model(name)
+        for row in check_family(family, size):
+            counts = f"{row.layers} layers, {row.tensors} tensors, {row.parameters:,} parameters"
+            click.echo(f"{family.name:<12} {row.size:<18} OK  {counts}")
+
+
+@specs.command()
+@click.argument("names", nargs=-1)
+@click.option("--demo", is_flag=True, help="Also the real checkpoints gemma-3-270m and smollm2-135m, at 640 tokens.")
+def exact(names: tuple[str, ...], demo: bool) -> None:
+    """Run each spec against HuggingFace eager, in float32 and bfloat16, and compare every layer bit for bit.
+
+    NAMES are families (their size tiny), sizes or paths; default: every family.  [weights: random:stress, 320 tokens]
+    Exit 1 if any row is not bit-equal.
+    """
+    from porter.cli.spec_views import exact_line, exact_runs
+    from porter.comparison.exactness import check_exactness, plan_exact
+
+    unequal = 0
+    for run in exact_runs(names, demo=demo):
+        for row in check_exactness(plan_exact(run.spec, run.size, run.weights), tokens=run.tokens):
+            click.echo(exact_line(row))
+            unequal += not row.exact
+    if unequal:
+        click.echo(f"{unequal} not bit-equal", err=True)
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,64 @@
+"""The audit of a family file: every size resolves, every parameter has a weight rule, every config key is read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from porter.errors import PorterError, SpecError
+from porter.specs.family import Family
+from porter.specs.ledger import layout
+from porter.specs.resolve import check_config_is_read, resolve_size
+from porter.specs.tree import locate
+
+
+@dataclass(frozen=True)
+class SizeCheck:
+    """A size that passed."""
+
+    size: str
+    layers: int
+    parameters: int
+    tensors: int
+
+
+def check_family(family: Family, size: str | None = None) -> Iterator[SizeCheck]:
+    """The sizes of a family that pass, one after the other.
+
+    Args:
+        size: check this one alone.
+
+    Raises:
+        PorterError: a size does not resolve, a parameter has no weight rule, nothing reads a config key, no tiny size.
+    """
+    if "tiny" not in family.tree["sizes"]:
+        raise SpecError(
+            f"{locate(family.tree, ('sizes',))}: {family.name} has no size tiny",
+            "a size that runs on a CPU in a second; the tests and porter specs exact use it",
+            "Add `tiny: {config: {hidden_size: 96, …}}` to sizes, with every option of the family on.",
+        )
+    for name in family.tree["sizes"] if size is None else (size,):
+        yield check_size(family, name)
+
+
+def check_size(family: Family, name: str) -> SizeCheck:
+    """One size, resolved and audited; its place leads every error that has none of its own.
+
+    Raises:
+        PorterError: see `check_family`.
+    """
+    place = locate(family.tree, ("sizes", name))
+    try:
+        resolved = resolve_size(family, name)
+        check_config_is_read(resolved)
+    except PorterError as error:
+        raise type(error)(_placed(error.wrong, place, name), error.expected, error.fix) from error
+    try:
+        entries = layout(resolved.blueprint)
+    except SpecError as error:
+        rules = locate(family.tree, ("weights", "block" if "weights.block" in error.wrong else "globals"))
+        raise SpecError(f"{rules}: {error.wrong}, needed by size {name}", error.expected, error.fix) from error
+    blueprint = resolved.blueprint
+    return SizeCheck(name, blueprint.dims.layers, blueprint.num_parameters, len(entries))
+
+
+def _placed(wrong: str, place: object, size: str) -> str:
+    return wrong if ".yaml:" in wrong or ".yml:" in wrong else f"{place}: size {size}: {wrong}"
