@@ -16,13 +16,20 @@ from porter.cli.options import build_options
 @click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="A text file, or .jsonl with a prompt a line.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("diff_reports"), show_default=True, help="Folder the report is written to.")  # noqa: E501
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("diff_reports"),
+    show_default=True,
+    help="Folder the report is written to.",
+)
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
     ctx: click.Context,
+    /,
     model: str | None,
     reference: str,
     layers: str,

@@ -4,9 +4,17 @@ from importlib import import_module
 
 import click
 
-from porter.errors import PorterError
+from porter.errors import PorterError, closest
 
 COMMANDS = ("build", "diff", "specs")  # each is porter/cli/<name>.py with a click command of the same name
+
+
+class _Failure(click.ClickException):
+    """A PorterError as click prints it: three lines, and its own exit code."""
+
+    def __init__(self, error: PorterError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code  # type: ignore[misc]  # click declares it on the class
 
 
 class _LazyGroup(click.Group):
@@ -22,8 +30,6 @@ class _LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        from porter.errors import closest
-
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"no command is called {args[0]!r}; {closest(args[0], COMMANDS)}", ctx)
         return super().resolve_command(ctx, args)
@@ -32,9 +38,7 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except PorterError as error:
-            failure = click.ClickException(str(error))
-            failure.exit_code = error.exit_code
-            raise failure from error
+            raise _Failure(error) from error
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -46,5 +50,5 @@ def cli() -> None:
     porter build gemma-3-270m --weights demo
     porter diff --reference hf --layers all
 
-    Exit codes: 0 pass, 1 divergence, 2 usage or spec, 3 unreadable artifact, 4 nothing comparable, 5 preflight mismatch.
+    Exit codes: 0 pass, 1 divergence, 2 usage or spec, 3 unreadable artifact, 4 nothing comparable, 5 preflight.
     """

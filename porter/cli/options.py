@@ -14,12 +14,22 @@ def build_options(command: F) -> F:
     """Which spec, weights, dtype and ops: on build, and on diff over the build's record."""
     options = [
         click.option("--size", help="Size of a family, or the path of its YAML."),
-        click.option("--weights", help="Hub id, folder, .gguf, demo, random or random:stress.  [default: the size's hub id]"),
-        click.option("--set", "overrides", multiple=True, metavar="AXIS=VALUE", help="Change one axis of the port's spec."),
+        click.option(
+            "--weights", help="Hub id, folder, .gguf, demo, random or random:stress.  [default: the size's hub id]"
+        ),
+        click.option(
+            "--set", "overrides", multiple=True, metavar="AXIS=VALUE", help="Change one axis of the port's spec."
+        ),
         click.option("--dtype", type=DTYPES, help="Dtype of the port.  [default: bfloat16]"),
-        click.option("--ops", type=click.Choice(["auto", "reference", "triton"]), help="Plain torch, or fused; auto: fused on a GPU.  [default: auto]"),  # noqa: E501
+        click.option(
+            "--ops",
+            type=click.Choice(["auto", "reference", "triton"]),
+            help="Plain torch, or fused; auto: fused on a GPU.  [default: auto]",
+        ),
         click.option("--device", help="cpu, cuda, or auto.  [default: auto]"),
-        click.option("--prompt", help="Text, or the path of a text file.  [default: 640 tokens of Alice in Wonderland]"),
+        click.option(
+            "--prompt", help="Text, or the path of a text file.  [default: 640 tokens of Alice in Wonderland]"
+        ),
         click.option("--tokens", type=int, help="Cut the prompt to so many tokens."),
     ]
     for option in reversed(options):

@@ -15,7 +15,9 @@ def print_build(made: Build, *, recorded: bool) -> None:
     blueprint, console = made.blueprint, Console(highlight=False, soft_wrap=True)
     count = blueprint.num_parameters
     console.print(f"[bold]{made.name}[/bold]  {blueprint.family}, {blueprint.dims.layers} layers, {made.dtype}")
-    console.print(f"{count:,} parameters, {count * _BYTES[made.dtype] / 1e9:.2f} GB in {made.dtype}, weights {made.weights}")
+    console.print(
+        f"{count:,} parameters, {count * _BYTES[made.dtype] / 1e9:.2f} GB in {made.dtype}, weights {made.weights}"
+    )
     table = Table(box=None, show_header=False, pad_edge=False)
     for topic, text in conventions(blueprint):
         table.add_row(topic, text)

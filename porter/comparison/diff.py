@@ -1,63 +1,43 @@
-"""porter diff: a port and its reference on the same tokens, stage by stage, and the verdict."""
+"""porter diff: a port and its reference on the same tokens, stage by stage."""
 
 import math
-import platform
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
-import porter
+from porter.comparison.conclusion import Findings, make_report
 from porter.comparison.lanes import PortLane
 from porter.comparison.observability import Captured, observe_axes
-from porter.comparison.preflight import check_tokenizer, load_tokenizer
+from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.prompts import read_prompts
-from porter.comparison.report import (
-    Axis,
-    Check,
-    DiffReport,
-    Logits,
-    NodeDiff,
-    Prompt,
-    Side,
-    Stage,
-    StageName,
-    Verdict,
-)
+from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName, Verdict
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
-from porter.comparison.verdicts import FAIL_ON, THRESHOLDS, conclude, suspects, summarize, summarize_exact
+from porter.comparison.verdicts import FAIL_ON, summarize, summarize_exact
 from porter.errors import UsageError, closest
-from porter.models.build import Build, pick_device, pick_ops, plan_build, read_build
+from porter.models.build import DEFAULT_DTYPE, Build, pick_device, pick_ops, plan_build, read_build
 from porter.models.decoder import Decoder, Streamed
-from porter.models.matmul import needs_float32
 from porter.models.ops import OpsName, make_ops
 from porter.references.hf import HfReference
 from porter.specs.axes import first_of_each_kind
-from porter.specs.blueprint import Blueprint
 
 Progress = Callable[[str, str], None]  # (stage, unit), called when a unit is done
 
 
 @dataclass
 class _Run:
-    """What a diff has gathered so far."""
+    """How a diff runs, and what it has found so far."""
 
     build: Build
     device: torch.device
     ops: OpsName
     selection: Selection
-    timings_s: dict[str, float] = field(default_factory=dict)
-    nodes: list[NodeDiff] = field(default_factory=list)
-    logits: list[Logits] = field(default_factory=list)
-    stages: list[Stage] = field(default_factory=list)
-    declared: set[str] = field(default_factory=set)
+    found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
-    reference: str = ""
+    timings_s: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -100,32 +80,35 @@ def diff(
     Raises:
         PorterError: the comparison could not be made.
     """
-    build = find_build(model, size, weights, overrides, dtype, ops, device)
+    started = time.perf_counter()
     if reference != "hf":
         raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
     for each in fail_on:
         if each not in FAIL_ON:
-            raise UsageError(f"--fail-on {each!r}", closest(each, FAIL_ON), f"Any of {', '.join(FAIL_ON)}, with commas.")
-    started, at = time.perf_counter(), torch.device(pick_device(build.device))
-    selection = select_layers(layers, build.blueprint.dims.layers)
-    run = _Run(build, at, pick_ops(build.ops, str(at)), selection)
+            raise UsageError(
+                f"--fail-on {each!r}", closest(each, FAIL_ON), f"Any of {', '.join(FAIL_ON)}, with commas."
+            )
+    build = find_build(model, size, weights, overrides, dtype, ops, device)
+    at = torch.device(pick_device(build.device))
+    run = _Run(build, at, pick_ops(build.ops, str(at)), select_layers(layers, build.blueprint.dims.layers))
     with run.timed("weights"):
         folder = build.checkpoint()
         build.reader()
     with run.timed("preflight"):
         tokenizer = load_tokenizer(folder)
-        checks = check_tokenizer(build.blueprint, folder, tokenizer)
-        checks += _check_config(build)
+        run.found.checks = check_tokenizer(build.blueprint, folder, tokenizer) + check_config(build)
         given = prompt if prompt is not None or prompts is not None else build.prompt
-        found = read_prompts(build.blueprint, tokenizer, given, prompts, tokens or build.tokens)
-    _run_stages(run, folder, found, progress)
-    axes: list[Axis] = []
-    if run.captured is not None and not selection.first_bad:
+        run.found.prompts = read_prompts(build.blueprint, tokenizer, given, prompts, tokens or build.tokens)
+    _run_stages(run, folder, progress)
+    if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
-            at_dtype: torch.dtype = getattr(torch, build.dtype)
-            axes = observe_axes(build.blueprint, build.reader(), run.captured, at_dtype, at)
+            run.found.axes = observe_axes(
+                build.blueprint, build.reader(), run.captured, getattr(torch, build.dtype), run.device
+            )
     run.timings_s["total"] = time.perf_counter() - started
-    return _report(run, found, checks, axes, fail_on, command)
+    return make_report(
+        build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
+    )
 
 
 def find_build(
@@ -138,21 +121,22 @@ def find_build(
     device: str | None,
 ) -> Build:
     """The build a model argument means, with the flags over its record."""
-    recorded = model if isinstance(model, Build) else None
-    if recorded is None and not (model and size):
-        recorded = read_build(model)
-    if recorded is not None and weights is None and size is None and dtype is None and not overrides:
-        return replace(recorded, ops=ops or recorded.ops, device=device or recorded.device)
-    if recorded is not None:
+    if isinstance(model, Build):
+        recorded: Build | None = model
+    else:
+        recorded = None if model and size else read_build(model)
+    if recorded is None:
+        assert isinstance(model, str)
         return plan_build(
-            recorded.spec, size=size or recorded.size, weights=weights or recorded.weights,
-            overrides=(*recorded.overrides, *overrides), dtype=dtype or recorded.dtype, ops=ops or recorded.ops,
-            device=device or recorded.device, prompt=recorded.prompt, tokens=recorded.tokens,
+            model, size=size, weights=weights, overrides=overrides, dtype=dtype or DEFAULT_DTYPE, ops=ops or "auto",
+            device=device or "auto", prompt=None, tokens=None,
         )  # fmt: skip
-    assert isinstance(model, str)
+    if weights is None and size is None and dtype is None and not overrides:
+        return replace(recorded, ops=ops or recorded.ops, device=device or recorded.device)
     return plan_build(
-        model, size=size, weights=weights, overrides=overrides, dtype=dtype or "bfloat16", ops=ops or "auto",
-        device=device or "auto", prompt=None, tokens=None,
+        recorded.spec, size=size or recorded.size, weights=weights or recorded.weights,
+        overrides=(*recorded.overrides, *overrides), dtype=dtype or recorded.dtype, ops=ops or recorded.ops,
+        device=device or recorded.device, prompt=recorded.prompt, tokens=recorded.tokens,
     )  # fmt: skip
 
 
@@ -168,18 +152,19 @@ def select_layers(text: str, num_layers: int) -> Selection:
     chosen: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
-        if not first.isdigit() or (dash and not last.isdigit()):
+        if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(f"--layers {text!r}", "all, first-bad, or a list such as 0-3,7", "Correct it.")
+        if int(last if dash else first) >= num_layers:
+            wrong = f"--layers {text}: there is no layer {last if dash else first}"
+            raise UsageError(wrong, f"layers 0 to {num_layers - 1}", "Name layers it has.")
         chosen.update(range(int(first), int(last if dash else first) + 1))
-    beyond = sorted(chosen - everything)
-    if beyond or not chosen:
-        wrong = f"there is no layer {beyond[0]}" if beyond else "it names no layer"
-        raise UsageError(f"--layers {text}: {wrong}", f"layers 0 to {num_layers - 1}", "Name layers it has.")
+    if not chosen:
+        raise UsageError(f"--layers {text}: it names no layer", f"layers 0 to {num_layers - 1}", "Put the lower first.")
     return Selection(frozenset(chosen), whole=False, first_bad=False)
 
 
-def _run_stages(run: _Run, folder: Path, prompts: Sequence[Prompt], progress: Progress) -> None:
-    blueprint = run.build.reference_blueprint
+def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
+    blueprint, found = run.build.reference_blueprint, run.found
     stages: list[tuple[StageName, str]] = [("semantics", "float32")]
     if run.build.dtype != "float32":
         stages.append(("precision", run.build.dtype))
@@ -191,54 +176,16 @@ def _run_stages(run: _Run, folder: Path, prompts: Sequence[Prompt], progress: Pr
             golden.round_weights(kind)
             reference = HfReference(blueprint, folder, kind, run.device)
             lanes = _lanes(run, golden, reference, kind)
-        run.reference = reference.describe()
+        found.reference = reference.describe()
         with run.timed(stage):
-            merged: dict[str, NodeDiff] = {}
-            for index, prompt in enumerate(prompts):
-                found = _run_prompt(run, stage, dtype, lanes, prompt, progress)
-                _merge(merged, found, index)
-                if found.logits is not None:
-                    run.logits.append(found.logits)
-        run.nodes += merged.values()
-        run.stages += [summarize_exact(dtype, merged.values()), summarize(stage, dtype, merged.values())]
-        if run.selection.first_bad and run.stages[-1].status == "FAIL":
-            return
-    # exact first, then semantics and precision, as the stages are named
-    run.stages.sort(key=lambda each: each.name != "exact")
-
-
-def _run_prompt(
-    run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt, progress: Progress
-) -> StageRun:
-    ids_BT = torch.tensor([prompt.ids])
-    kinds = frozenset(first_of_each_kind(run.build.blueprint)) if run.captured is None else frozenset[int]()
-    found = run_stage(
-        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=kinds, advance=lambda unit: progress(stage, unit)
-    )
-    if run.captured is None and found.inputs:
-        run.captured = Captured(ids_BT, found.inputs)
-    run.declared |= found.declared
-    return found
-
-
-def _merge(merged: dict[str, NodeDiff], found: StageRun, prompt: int) -> None:
-    """Keeps each node's worst prompt; a node is exact only if it was for every prompt."""
-    for node in found.nodes:
-        node = replace(node, prompt=prompt)
-        held = merged.get(node.name)
-        if held is None:
-            merged[node.name] = node
-            continue
-        worse = max(held, node, key=lambda each: _RANK[each.status] + _bounded(each.local.rho if each.local else 0.0))
-        exact = None if node.exact is None or held.exact is None else node.exact and held.exact
-        merged[node.name] = replace(worse, exact=exact)
-
-
-_RANK: dict[Verdict, int] = {"PASS": 0, "NOT_COMPARED": 0, "WARN": 2, "INCONCLUSIVE": 2, "FAIL": 4}
-
-
-def _bounded(rho: float) -> float:
-    return 1.0 - math.exp(-rho) if math.isfinite(rho) else 1.0
+            nodes: dict[str, NodeDiff] = {}
+            for index, prompt in enumerate(found.prompts):
+                _merge(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
+        found.nodes += nodes.values()
+        found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
+        if run.selection.first_bad and found.stages[-1].status == "FAIL":
+            break
+    found.stages.sort(key=lambda each: each.name != "exact")  # exact, semantics, precision
 
 
 def _lanes(run: _Run, golden: HfReference, reference: HfReference, dtype: torch.dtype) -> Lanes:
@@ -252,89 +199,35 @@ def _lanes(run: _Run, golden: HfReference, reference: HfReference, dtype: torch.
     return Lanes(build.blueprint.dims, golden, reference, port, port if run.ops == "reference" else lane("reference"))
 
 
-def _check_config(build: Build) -> list[Check]:
-    """A checkpoint's config against the size of the same name."""
-    if build.size is None or build.folder is None:
-        return []
-    frozen = build.family.size(build.size)
-    from porter.specs.resolve import resolve
-
-    expected = resolve(build.family, frozen.config, (), frozen.tokenizer).blueprint
-    found = build.reference_blueprint
-    differing = [
-        name
-        for name in Blueprint.model_fields
-        if name != "tokenizer" and getattr(expected, name) != getattr(found, name)
-    ]
-    if not differing:
-        return [Check("config", "PASS", f"resolves as the size {build.size} does")]
-    return [Check("config", "WARN", f"differs from the size {build.size} in {', '.join(differing)}")]
-
-
-def _report(
-    run: _Run, prompts: Sequence[Prompt], checks: list[Check], axes: list[Axis], fail_on: Sequence[str], command: str
-) -> DiffReport:
-    build = run.build
-    missing = sum(node.status == "NOT_COMPARED" for node in run.nodes)
-    verdict, exit_code = conclude(run.stages, checks, missing, fail_on)
-    report = DiffReport(
-        name=build.name, created=datetime.now(UTC).isoformat(timespec="seconds"), verdict=verdict, exit_code=exit_code,
-        sentence="", port=_port_side(run), reference=Side(run.reference, build.dtype, str(run.device), {}),
-        spec_hash=build.blueprint.hash, overrides=build.overrides, weights=build.weights,
-        num_layers=build.blueprint.dims.layers, prompts=tuple(prompts), stages=tuple(run.stages), preflight=tuple(checks),
-        nodes=tuple(run.nodes), logits=tuple(run.logits), axes=tuple(axes), declared=len(run.declared),
-        thresholds={dtype: dict(limits) for stage in THRESHOLDS.values() for dtype, limits in stage.items()},
-        environment=_environment(run.device, getattr(torch, build.dtype)), command=command or f"porter.diff({build.name!r})",
-        timings_s={name: round(value, 3) for name, value in run.timings_s.items()},
-    )  # fmt: skip
-    return replace(report, sentence=_sentence(report, fail_on))
-
-
-def _sentence(report: DiffReport, fail_on: Sequence[str]) -> str:
-    """The one sentence: verdict, node, number, what to do next."""
-    dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages))
-    fail = report.first_fail
-    if fail is not None:
-        where = f"{fail.stage}, {fail.dtype}"
-        return f"FAIL at {fail.name} ({where}): {fail.reason}. Look at {suspects(fail.name)}."
-    unequal = next((stage for stage in report.stages if stage.name == "exact" and stage.status == "WARN"), None)
-    if report.verdict == "FAIL" and unequal is not None and "exact" in fail_on:
-        return f"FAIL at {unequal.first} (exact, {unequal.dtype}): {unequal.detail}. Look at {suspects(str(unequal.first))}."
-    if report.verdict in {"FAIL", "WARN"}:
-        warned = next((stage for stage in report.stages if stage.name != "exact" and stage.status == "WARN"), unequal)
-        check = next((check for check in report.preflight if check.status == "WARN"), None)
-        if warned is None:
-            return f"{report.verdict}: {check.name if check else 'nodes'} {check.detail if check else 'were not compared'}."
-        same = " Same function, other rounding." if warned is unequal else ""
-        return f"{report.verdict} at {warned.first} ({warned.name}, {warned.dtype}): {warned.detail}.{same}"
-    if report.verdict == "INCONCLUSIVE":
-        return f"INCONCLUSIVE: {report.compared} nodes compared, none could be judged in every stage."
-    return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
-
-
-def _port_side(run: _Run) -> Side:
-    what = "executor" if run.ops == "reference" else "fused Triton ops"
-    return Side(f"{run.build.name}, {what}", run.build.dtype, str(run.device), {"ops": run.ops, "spec": run.build.spec})
-
-
-def _environment(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    import os
-
-    import transformers
-
-    found = {
-        "porter": porter.__version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "threads": str(torch.get_num_threads()),
-        "TF32": str(torch.backends.cuda.matmul.allow_tf32).lower(),
-        "TRITON_DEFAULT_FP_FUSION": os.environ.get("TRITON_DEFAULT_FP_FUSION", "unset"),
-    }
-    if needs_float32(dtype, device):
-        found["matmul"] = "in float32, rounded once, on both sides: this CPU has no units for the port's dtype"
-    if "triton" in sys.modules:
-        found["triton"] = sys.modules["triton"].__version__
-    if device.type == "cuda":
-        found["gpu"] = torch.cuda.get_device_name(device)
+def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt, progress: Progress) -> StageRun:
+    ids_BT = torch.tensor([prompt.ids])
+    kinds = frozenset(first_of_each_kind(run.build.blueprint)) if run.captured is None else frozenset[int]()
+    found = run_stage(
+        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=kinds, advance=lambda unit: progress(stage, unit)
+    )
+    if run.captured is None:
+        run.captured = Captured(ids_BT, found.inputs)
+    run.found.declared |= found.declared
+    if found.logits is not None:
+        run.found.logits.append(found.logits)
     return found
+
+
+def _merge(merged: dict[str, NodeDiff], found: StageRun, prompt: int) -> None:
+    """Keeps each node's worst prompt; a node is exact only if it was for every prompt."""
+    for node in found.nodes:
+        node = replace(node, prompt=prompt)
+        held = merged.get(node.name)
+        if held is None:
+            merged[node.name] = node
+            continue
+        exact = None if node.exact is None or held.exact is None else node.exact and held.exact
+        merged[node.name] = replace(max(held, node, key=_badness), exact=exact)
+
+
+_RANK: dict[Verdict, int] = {"PASS": 0, "NOT_COMPARED": 0, "WARN": 1, "INCONCLUSIVE": 1, "FAIL": 2}
+
+
+def _badness(node: NodeDiff) -> tuple[int, float]:
+    rho = node.local.rho if node.local else 0.0
+    return _RANK[node.status], rho if not math.isnan(rho) else math.inf

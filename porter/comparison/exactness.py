@@ -41,7 +41,9 @@ class ExactRow:
         return self.first is None
 
 
-def check_exactness(build: Build, dtypes: Sequence[str] = ("float32", "bfloat16"), tokens: int = 320) -> Iterator[ExactRow]:
+def check_exactness(
+    build: Build, dtypes: Sequence[str] = ("float32", "bfloat16"), tokens: int = 320
+) -> Iterator[ExactRow]:
     """A row for each dtype; both sides whole, each on its own hidden states, no bf16 product replaced by another."""
     folder = build.checkpoint()
     prompt = read_prompts(build.blueprint, load_tokenizer(folder), None, None, tokens)[0]

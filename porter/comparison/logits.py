@@ -1,6 +1,5 @@
 """Logits at the tokens that are looked at: KL, argmax agreement, mean square error."""
 
-import torch
 from torch import Tensor
 
 from porter.comparison.report import Logits, StageName

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from porter.comparison.report import Local, NodeDiff, Propagated, StageName, Worst
+from porter.comparison.report import Local, NodeDiff, NodeKind, Propagated, StageName, Worst
 from porter.comparison.verdicts import FLOORS, judge
 
 GAUGES = frozenset(
@@ -34,7 +34,9 @@ class Tally:
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
         self._channels: tuple[Tensor, Tensor] | None = None  # squares per channel: port error, golden
 
-    def add(self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, at: Tensor | None = None) -> None:
+    def add(
+        self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, at: Tensor | None = None
+    ) -> None:
         """Adds a chunk; executor: the spec's own arithmetic, for `exact`; at: the chunk's tokens, if not 0, 1, 2, …"""
         if executor is not None:
             equal = executor.dtype == reference.dtype and torch.equal(executor, reference)
@@ -72,7 +74,9 @@ class Tally:
         if self.worst is None or not largest <= self.worst.difference:
             at = [int(i) for i in torch.unravel_index(torch.tensor(flat), port.shape)]
             at[1] = int(tokens[at[1]])
-            self.worst = Worst(largest, tuple(at), float(port64_NF.flatten()[flat]), float(reference64_NF.flatten()[flat]))
+            self.worst = Worst(
+                largest, tuple(at), float(port64_NF.flatten()[flat]), float(reference64_NF.flatten()[flat])
+            )
         products = (port64_NF * reference64_NF, port64_NF.square(), reference64_NF.square())
         self.cosine_sums = [held + float(each.sum()) for held, each in zip(self.cosine_sums, products, strict=True)]
         step = max(1, difference_NF.numel() // _SAMPLE)
@@ -100,7 +104,7 @@ class Tally:
     def finish(self, propagated: Propagated | None = None, prompt: int = 0) -> NodeDiff:
         """The node's record, judged."""
         node = self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
-        kind = "gauge" if node in GAUGES else "observable"
+        kind: NodeKind = "gauge" if node in GAUGES else "observable"
         local = self.local(keep_tokens=node == "resid_post")
         nonfinite = (self.nonfinite[0], self.nonfinite[1])
         status, reason = judge(self.stage, self.dtype, kind, local, nonfinite)

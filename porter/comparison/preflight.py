@@ -1,12 +1,15 @@
 """Before any number is compared: does the tokenizer do what the spec says, and what HF's class does?"""
 
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
 from porter.comparison.report import Check
 from porter.errors import ArtifactError, PreflightError
+from porter.models.build import Build
 from porter.specs.blueprint import Blueprint
+from porter.specs.resolve import resolve
 
 TRICKY = (
     "Hello world", " leading space", "trailing space ", "double  space", "   three leading", "tab\tand\ttabs",
@@ -29,7 +32,9 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises nothing narrower
-        raise ArtifactError(f"{path}: {error}", "a tokenizer.json of the tokenizers library", "Fetch it again.") from error
+        raise ArtifactError(
+            f"{path}: {error}", "a tokenizer.json of the tokenizers library", "Fetch it again."
+        ) from error
 
 
 def check_tokenizer(blueprint: Blueprint, folder: Path, tokenizer: Tokenizer | None) -> list[Check]:
@@ -40,8 +45,10 @@ def check_tokenizer(blueprint: Blueprint, folder: Path, tokenizer: Tokenizer | N
     """
     if tokenizer is None:
         return [Check("tokenizer", "NOT_COMPARED", "these weights come without one; the prompt is seeded ids")]
-    checks = [_check_bos(blueprint, tokenizer), *_check_special(blueprint, folder)]
-    checks.append(_check_ids(folder, tokenizer))
+    from transformers import AutoTokenizer
+
+    hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    checks = [_check_bos(blueprint, tokenizer), *_check_special(blueprint, hf), _check_ids(tokenizer, hf)]
     for check in checks:
         if check.status == "FAIL":
             raise PreflightError(
@@ -60,20 +67,24 @@ def _check_bos(blueprint: Blueprint, tokenizer: Tokenizer) -> Check:
     if spec.add_bos is None:
         return Check("tokenizer.add_bos", "NOT_COMPARED", "the spec does not say")
     if not spec.add_bos:
-        return Check("tokenizer.add_bos", "FAIL" if added else "PASS", f"puts {added} first, the spec says no BOS" if added else "no BOS")
+        return Check(
+            "tokenizer.add_bos",
+            "FAIL" if added else "PASS",
+            f"puts {added} first, the spec says no BOS" if added else "no BOS",
+        )
     if added == [spec.bos_id]:
         return Check("tokenizer.add_bos", "PASS", f"BOS {spec.bos_id} first")
     return Check("tokenizer.add_bos", "FAIL", f"puts {added or 'nothing'} first, the spec says BOS {spec.bos_id}")
 
 
-def _check_special(blueprint: Blueprint, folder: Path) -> list[Check]:
+def _check_special(blueprint: Blueprint, hf: Any) -> list[Check]:
     """bos, eos and pad ids of HF's class against the spec's."""
-    auto, spec = _hf_tokenizer(folder), blueprint.tokenizer
+    spec = blueprint.tokenizer
     checks = []
     for name, found, wanted in (
-        ("bos_id", auto.bos_token_id, None if spec.bos_id is None else (spec.bos_id,)),
-        ("eos_ids", auto.eos_token_id, spec.eos_ids),
-        ("pad_id", auto.pad_token_id, None if spec.pad_id is None else (spec.pad_id,)),
+        ("bos_id", hf.bos_token_id, None if spec.bos_id is None else (spec.bos_id,)),
+        ("eos_ids", hf.eos_token_id, spec.eos_ids),
+        ("pad_id", hf.pad_token_id, None if spec.pad_id is None else (spec.pad_id,)),
     ):
         if wanted is None or found is None:
             missing = "spec does not say" if wanted is None else "tokenizer has none"
@@ -86,24 +97,26 @@ def _check_special(blueprint: Blueprint, folder: Path) -> list[Check]:
     return checks
 
 
-def _check_ids(folder: Path, tokenizer: Tokenizer) -> Check:
+def _check_ids(tokenizer: Tokenizer, hf: Any) -> Check:
     """tokenizer.json read by `tokenizers` against HF's class, on tricky strings and every special token as text."""
-    auto = _hf_tokenizer(folder)
-    strings = [*TRICKY, *(f"a{token}b" for token in auto.all_special_tokens)]
+    strings = [*TRICKY, *(f"a{token}b" for token in hf.all_special_tokens)]
     for text in strings:
-        own, theirs = tokenizer.encode(text).ids, auto(text)["input_ids"]
+        own, theirs = tokenizer.encode(text).ids, hf(text)["input_ids"]
         if own != theirs:
-            at = next((i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs)))
+            at = next(
+                (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
+            )
             return Check("tokenizer.ids", "FAIL", f"{text!r}: {own[at : at + 3]} from tokenizer.json, {theirs[at : at + 3]} from HF at token {at}")  # fmt: skip  # noqa: E501
     return Check("tokenizer.ids", "PASS", f"{len(strings)} strings encode alike")
 
 
-_LOADED: dict[Path, object] = {}
-
-
-def _hf_tokenizer(folder: Path):  # type: ignore[no-untyped-def]
-    from transformers import AutoTokenizer
-
-    if folder not in _LOADED:
-        _LOADED[folder] = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    return _LOADED[folder]
+def check_config(build: Build) -> list[Check]:
+    """A checkpoint's config against the size it is built as."""
+    if build.size is None or build.folder is None:
+        return []
+    size, found = build.family.size(build.size), build.reference_blueprint
+    expected = resolve(build.family, size.config, (), size.tokenizer).blueprint
+    differing = [f for f in Blueprint.model_fields if f != "tokenizer" and getattr(expected, f) != getattr(found, f)]
+    if differing:
+        return [Check("config", "WARN", f"differs from the size {build.size} in {', '.join(differing)}")]
+    return [Check("config", "PASS", f"resolves as the size {build.size} does")]

@@ -111,7 +111,9 @@ def _encode(blueprint: Blueprint, tokenizer: Tokenizer | None, prompt: str | lis
     if isinstance(prompt, list):
         ids = prompt
         if any(not isinstance(i, int) or not 0 <= i < blueprint.dims.vocab for i in ids):
-            raise UsageError("a prompt has ids outside the vocabulary", f"0 to {blueprint.dims.vocab - 1}", "Correct it.")
+            raise UsageError(
+                "a prompt has ids outside the vocabulary", f"0 to {blueprint.dims.vocab - 1}", "Correct it."
+            )
         return _prompt("given ids", ids[:tokens], tokenizer)
     if tokenizer is None:
         raise UsageError(

@@ -9,6 +9,7 @@ from typing import Literal
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
 StageName = Literal["preflight", "exact", "semantics", "precision"]
+NodeKind = Literal["observable", "gauge"]
 SCHEMA = "porter.diff/1"
 
 
@@ -76,7 +77,7 @@ class NodeDiff:
     """
 
     name: str
-    kind: Literal["observable", "gauge"]
+    kind: NodeKind
     stage: StageName
     dtype: str
     shape: tuple[int, ...]

@@ -57,7 +57,9 @@ def summarize(stage: StageName, dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
     """One stage's verdict: the worst of its nodes."""
     compared = [node for node in nodes if node.status != "NOT_COMPARED"]
     decided = [node for node in compared if node.status != "INCONCLUSIVE"]
-    first = next((n for n in decided if n.status == "FAIL"), None) or next((n for n in decided if n.status == "WARN"), None)
+    first = next((n for n in decided if n.status == "FAIL"), None) or next(
+        (n for n in decided if n.status == "WARN"), None
+    )
     status: Verdict = first.status if first else "PASS" if decided else "INCONCLUSIVE"
     worst = max(decided, key=lambda node: node.local.rho if node.local else 0.0, default=None)
     if first is not None:
@@ -81,7 +83,9 @@ def summarize_exact(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
     return Stage("exact", dtype, "WARN", len(compared), unequal[0].name, detail)
 
 
-def conclude(stages: Iterable[Stage], checks: Iterable[Check], missing: int, fail_on: Iterable[str]) -> tuple[Verdict, int]:
+def conclude(
+    stages: Iterable[Stage], checks: Iterable[Check], missing: int, fail_on: Iterable[str]
+) -> tuple[Verdict, int]:
     """The verdict of the whole run and its exit code."""
     stages, promoted = list(stages), set(fail_on)
     statuses = {stage.status for stage in stages if stage.name != "exact"}

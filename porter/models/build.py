@@ -104,8 +104,7 @@ class Build:
         return Decoder(self.blueprint, Resident(self.blueprint, chosen, self.reader(), kind, at)).eval()
 
     def _resolve(self, overrides: list[Any]) -> Resolved:
-        sizes = self.family.tree.get("sizes") or {}
-        tokenizer = self.family.size(self.size).tokenizer if self.size in sizes else {}
+        tokenizer = self.family.size(self.size).tokenizer if self.size is not None else {}
         return resolve(self.family, self.config, overrides, tokenizer)
 
 
@@ -220,7 +219,9 @@ def record(made: Build, folder: Path = BUILDS) -> Path:
         _write_whole(folder / "current", made.name + "\n")
     except OSError as error:
         raise UsageError(
-            f"{target} cannot be written ({error.strerror})", "a working directory porter may write to", "Change to one."
+            f"{target} cannot be written ({error.strerror})",
+            "a working directory porter may write to",
+            "Change to one.",
         ) from error
     return path
 
@@ -270,7 +271,7 @@ def _find(model: str, size: str | None, weights: str | None) -> tuple[Family, st
 
 
 def _default_size(family: Family, weights: str | None) -> str | None:
-    sizes = list(family.tree["sizes"])
+    sizes: list[str] = list(family.tree["sizes"])
     if weights is not None and weights not in {"random", "random:stress", "demo"}:
         return None  # the checkpoint's config says it
     if len(sizes) > 1:
@@ -282,7 +283,9 @@ def _check_model_type(family: Family, config: Mapping[str, Any], source: Source)
     found, expected = config.get("model_type"), family.tree["model_type"]
     if found is not None and found != expected:
         raise PreflightError(
-            f"{source.label} has model_type {found!r}", f"{expected!r}, the model_type of {family.name}", "Name its family."
+            f"{source.label} has model_type {found!r}",
+            f"{expected!r}, the model_type of {family.name}",
+            "Name its family.",
         )
 
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from porter.errors import UsageError
-from porter.models.modules import Embedding, Head, Layer, Tap, no_tap
+from porter.models.attention import Tap
+from porter.models.layers import Embedding, Head, Layer, no_tap
 from porter.models.ops import Ops
 from porter.models.positions import Cache, Positions
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
-
 
 UnitT = TypeVar("UnitT", bound=nn.Module)
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from porter_kernels import use_interpreter_on_cpu
 from torch import Tensor
 
 from porter.specs.schema import Norm, Rope
+from porter_kernels import use_interpreter_on_cpu
 
 OpsName = Literal["reference", "triton"]
 

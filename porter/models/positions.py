@@ -1,10 +1,10 @@
 """What depends on positions alone, computed once a forward pass: RoPE tables and masks. And the key/value cache."""
 
 import torch
-from porter_kernels.rope_tables import rope_frequencies, rope_tables
 from torch import Tensor
 
 from porter.specs.schema import Dims, Rope
+from porter_kernels.rope_tables import rope_frequencies, rope_tables
 
 
 class Positions:

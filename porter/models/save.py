@@ -9,7 +9,13 @@ from porter.models.build import Build
 from porter.weights.safetensors_files import open_checkpoint, write_checkpoint
 from porter.weights.sources import STORED
 
-_BESIDE = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model", "generation_config.json")
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "generation_config.json",
+)
 
 
 def save_checkpoint(made: Build, folder: Path) -> None:
@@ -38,5 +44,7 @@ def save_checkpoint(made: Build, folder: Path) -> None:
         (folder / "config.json").write_text(json.dumps({**head, **made.config}, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"{folder} cannot be written ({error.strerror})", "a folder porter may write to", "Name another with --save."
+            f"{folder} cannot be written ({error.strerror})",
+            "a folder porter may write to",
+            "Name another with --save.",
         ) from error

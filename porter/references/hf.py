@@ -1,18 +1,15 @@
-"""The HuggingFace reference: loaded from the same weights, pinned, run a unit at a time, its nodes under porter's names.
+"""The HuggingFace reference: the same weights, pinned, run a unit at a time, its nodes under porter's names.
 
 Pinned: eager attention and experts, dtype through from_pretrained, no kernels from the hub. A layer is HF's own
 module, called with the arguments that HF's own forward passes it, which a dry run over bypassed layers records.
 """
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("USE_HUB_KERNELS", "0")  # else HF may swap norms, RoPE and activations for kernels of the hub
 
 import torch
 import transformers
@@ -33,7 +30,9 @@ Nodes = dict[str, Tensor]
 _RECORD: ContextVar[Callable[[str, Tensor], None] | None] = ContextVar("record", default=None)
 
 
-def _recording_attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+def _recording_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
+) -> Any:
     """The model's own eager attention, noting the queries and keys it is given ([B, heads, T, K])."""
     record = _RECORD.get()
     if record is not None:
@@ -65,6 +64,7 @@ class HfReference:
         self._hooks = [hooks_of_layer(self.model, blueprint, i) for i in range(len(self.layers))]
         self._head_hooks = hooks_of_head(self.model, blueprint)
         self.records_attention = _uses_registry(self.model)
+        self._embedded = torch.empty(0)
         self._tuples = False
         self._probe()
 
@@ -171,10 +171,10 @@ class HfReference:
         Also notes whether layers return tuples, which annotations do not say truly.
         """
         ids_BT = torch.arange(8, device=self.device)[None] % self.blueprint.dims.vocab
-        logits = []
+        logits: list[Tensor] = []
+        outputs: list[Any] = []
         for implementation in ("eager", RECORDING) if self.records_attention else ("eager",):
             self.model.config._attn_implementation = implementation
-            outputs: list[Any] = []
             handles = [layer.register_forward_hook(lambda _m, _a, out: outputs.append(out)) for layer in self.layers]
             with self._running():
                 logits.append(self.model(input_ids=ids_BT, use_cache=False).logits)
@@ -190,9 +190,11 @@ class HfReference:
 
 
 def load_pinned(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """HF's model of a HF-layout folder, in eval mode; dtype through from_pretrained, so tables stay as HF makes them."""
+    """HF's model of a HF-layout folder, in eval mode; dtype goes through from_pretrained, so tables stay HF's own."""
     with _quiet():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, attn_implementation="eager", local_files_only=True)
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", local_files_only=True
+        )
     return model.to(device).eval()
 
 
@@ -236,8 +238,9 @@ def _hooked(hooks: list[Hook], nodes: Nodes) -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """HF's progress bars and loading notes off."""
-    from transformers.utils import logging
+    from transformers.utils import logging as hf_logging
 
+    logging: Any = hf_logging  # its functions have no types
     before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -247,5 +250,3 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(before)
         if bars:
             logging.enable_progress_bar()
-
-

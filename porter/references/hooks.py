@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from porter.models.modules import split_qkv
+from porter.models.attention import split_qkv
 from porter.specs.blueprint import Blueprint, norms, projections
 from porter.specs.ledger import rule_for, without_prefix
 
@@ -88,7 +88,7 @@ def _output(name: str, blueprint: Blueprint) -> Split:
 
 
 def _heads(name: str, blueprint: Blueprint) -> Split:
-    """A norm of q or k as [B, T, heads, K], whichever of [B, T, heads, K], [B, heads, T, K], [B, T, heads * K] HF uses."""
+    """A norm of q or k as [B, T, heads, K], from HF's [B, T, heads, K], [B, heads, T, K] or [B, T, heads * K]."""
     dims = blueprint.dims
     heads = dims.heads if name.endswith("q_norm") else dims.kv_heads
 

@@ -1,0 +1,116 @@
+"""Self-attention, in eager math that matches HF's op by op."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from porter.models.modules import Linear, Normalize, make_branch
+from porter.models.ops import Ops
+from porter.models.positions import LayerCache, Positions
+from porter.specs.schema import Block, Dims, Norm, WeightRule, Weights
+
+Tap = Callable[[str, Tensor], None]  # is told each node's name and value
+
+
+class Attention(nn.Module):
+    """Projections, norms, rotation, softmax (transformers modeling_llama.py, eager_attention_forward)."""
+
+    q: Linear
+    k: Linear
+    v: Linear
+    qkv: Linear
+    o: Linear
+    q_norm: Normalize
+    k_norm: Normalize
+
+    def __init__(self, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops) -> None:
+        super().__init__()
+        self.block, self.dims, self.ops = block, dims, ops
+        self.qkv_rule = rules.block.get("attn.qkv")
+        for name, module in make_branch("attn", block, dims, rules, norm, ops):
+            self.add_module(name, module)
+
+    def forward(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None, tap: Tap) -> Tensor:
+        spec, rope = self.block.attn, self.block.rope
+        q_BTHK, k_BTGK, v_BTGK = self._project(x_BTD, tap)
+        if spec.qk_norm and spec.qk_norm.when == "before_rope":
+            q_BTHK, k_BTGK = self._normalize(q_BTHK, k_BTGK, tap)
+        q_BHTK, k_BGTK, v_BGTK = (t.transpose(1, 2) for t in (q_BTHK, k_BTGK, v_BTGK))
+        if rope is not None:
+            cos, sin = positions.tables(rope, self.dims, x_BTD.dtype)
+            q_BHTK, k_BGTK = self.ops.rope(q_BHTK, k_BGTK, cos, sin, rope)
+        if spec.qk_norm and spec.qk_norm.when == "after_rope":
+            q_BTHK, k_BTGK = self._normalize(q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2), tap)
+            q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
+        tap("attn.q_rope", q_BHTK.transpose(1, 2))
+        tap("attn.k_rope", k_BGTK.transpose(1, 2))
+        if cache is not None:
+            k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK)
+        ctx_BTHK = self._attend(q_BHTK, k_BGTK, v_BGTK, positions)
+        ctx_BTD = ctx_BTHK.reshape(*x_BTD.shape[:-1], -1).contiguous()
+        tap("attn.ctx", ctx_BTD)
+        out_BTD: Tensor = self.o(ctx_BTD)
+        return out_BTD
+
+    def _project(self, x_BTD: Tensor, tap: Tap) -> tuple[Tensor, Tensor, Tensor]:
+        if self.qkv_rule is None:
+            parts = [self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)]
+            heads = [part.view(*x_BTD.shape[:-1], -1, self.dims.head_dim) for part in parts]
+        else:
+            heads = split_qkv(self.qkv(x_BTD), self.dims, self.qkv_rule)
+        if self.block.attn.clip_qkv is not None:
+            heads = [head.clamp(-self.block.attn.clip_qkv, self.block.attn.clip_qkv) for head in heads]
+        for name, head in zip(("attn.q", "attn.k", "attn.v"), heads, strict=True):
+            tap(name, head)
+        return heads[0], heads[1], heads[2]
+
+    def _normalize(self, q_BTHK: Tensor, k_BTGK: Tensor, tap: Tap) -> tuple[Tensor, Tensor]:
+        assert self.block.attn.qk_norm is not None
+        if self.block.attn.qk_norm.over == "full":
+            q_BTHK, k_BTGK = (
+                norm(x.flatten(2)).view(x.shape) for norm, x in ((self.q_norm, q_BTHK), (self.k_norm, k_BTGK))
+            )
+        else:
+            q_BTHK, k_BTGK = self.q_norm(q_BTHK), self.k_norm(k_BTGK)
+        tap("attn.q_norm", q_BTHK)
+        tap("attn.k_norm", k_BTGK)
+        return q_BTHK, k_BTGK
+
+    def _attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, positions: Positions) -> Tensor:
+        spec = self.block.attn
+        k_BHSK, v_BHSK = (_repeat_heads(t, self.dims.heads // self.dims.kv_heads) for t in (k_BGSK, v_BGSK))
+        if spec.scale_on == "query":
+            q_BHTK = q_BHTK * spec.scale
+        if spec.scores_dtype == "fp32":
+            wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+            scores_BHTS = q_BHTK.to(wide) @ k_BHSK.to(wide).transpose(2, 3)
+        else:
+            scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
+        if spec.scale_on == "scores":
+            scores_BHTS = scores_BHTS * spec.scale
+        if spec.softcap is not None:
+            scores_BHTS = self.ops.softcap(scores_BHTS, spec.softcap)
+        scores_BHTS = scores_BHTS + positions.mask(spec.window, scores_BHTS.dtype)
+        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+        weights_BHTS = F.softmax(scores_BHTS, dim=-1, dtype=wide).to(v_BHSK.dtype)
+        return (weights_BHTS @ v_BHSK).transpose(1, 2)
+
+
+def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:
+    """q, k and v of a fused projection's output [..., rows], each [..., heads, K], by the rule's order and groups."""
+    groups = {"1": 1, "heads": dims.heads, "kv_heads": dims.kv_heads}[rule.groups]
+    counts = {"q": dims.heads // groups, "k": dims.kv_heads // groups, "v": dims.kv_heads // groups}
+    if rule.groups == "heads":
+        counts = dict.fromkeys("qkv", 1)
+    grouped = fused.view(*fused.shape[:-1], groups, -1, dims.head_dim)
+    parts = dict(zip(rule.order, torch.split(grouped, [counts[part] for part in rule.order], dim=-2), strict=True))
+    return [parts[name].flatten(-3, -2) for name in "qkv"]
+
+
+def _repeat_heads(x_BGSK: Tensor, times: int) -> Tensor:
+    if times == 1:
+        return x_BGSK
+    B, G, S, K = x_BGSK.shape
+    return x_BGSK[:, :, None].expand(B, G, times, S, K).reshape(B, G * times, S, K)

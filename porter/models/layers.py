@@ -1,0 +1,153 @@
+"""The units of a decoder: the embedding, one layer, the head. Each tells a tap the nodes it computed, by name."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from porter.models.attention import Attention, Tap
+from porter.models.modules import Linear, Normalize, Table, make_branch
+from porter.models.ops import Ops
+from porter.models.positions import LayerCache, Positions
+from porter.specs.blueprint import Blueprint
+from porter.specs.schema import Block, Dims, Norm, Weights
+
+
+def no_tap(name: str, value: Tensor) -> None:
+    """Reports nothing."""
+
+
+class Mlp(nn.Module):
+    """The feed-forward branch."""
+
+    gate: Linear
+    up: Linear
+    gate_up: Linear
+    down: Linear
+
+    def __init__(self, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops) -> None:
+        super().__init__()
+        self.spec, self.ops = block.mlp, ops
+        self.gate_up_rule = rules.block.get("mlp.gate_up") if block.mlp.gated else None
+        for name, module in make_branch("mlp", block, dims, rules, norm, ops):
+            self.add_module(name, module)
+
+    def forward(self, x_BTD: Tensor, tap: Tap) -> Tensor:
+        if not self.spec.gated:
+            up_BTF: Tensor = self.up(x_BTD)
+            tap("mlp.up", up_BTF)
+            act_BTF = self.ops.activation(up_BTF, self.spec.act)
+        else:
+            if self.gate_up_rule is None:
+                gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
+            else:
+                parts = dict(zip(self.gate_up_rule.order, self.gate_up(x_BTD).chunk(2, dim=-1), strict=True))
+                gate_BTF, up_BTF = parts["gate"], parts["up"]
+            tap("mlp.gate", gate_BTF)
+            tap("mlp.up", up_BTF)
+            act_BTF = self.ops.glu(gate_BTF, up_BTF, self.spec.act)
+        tap("mlp.act", act_BTF)
+        out_BTD: Tensor = self.down(act_BTF)
+        return out_BTD
+
+
+class Layer(nn.Module):
+    """One decoder layer: attention and feed-forward, their norms, and the residual stream."""
+
+    def __init__(self, blueprint: Blueprint, index: int, ops: Ops) -> None:
+        super().__init__()
+        self.block = block = blueprint.blocks[index]
+        self.attn = Attention(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
+        self.mlp = Mlp(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
+
+    def forward(
+        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None, tap: Tap = no_tap
+    ) -> Tensor:
+        block, scale = self.block, self.block.residual_scale
+        normed_BTD = self._pre(self.attn, "attn.norm", x_BTD, tap) if block.attn.pre_norm else x_BTD
+        attn_BTD = self.attn(normed_BTD, positions, cache, tap)
+        tap("attn.out", attn_BTD)
+        attn_BTD = self._post(self.attn, "attn.post_norm", attn_BTD, tap) if block.attn.post_norm else attn_BTD
+        attn_BTD = attn_BTD if scale == 1.0 else attn_BTD * scale
+        if block.topology == "parallel":
+            into_BTD = normed_BTD if block.mlp.pre_norm == "shared" else x_BTD
+        else:
+            x_BTD = into_BTD = x_BTD + attn_BTD
+            tap("resid_mid", x_BTD)
+        if block.mlp.pre_norm is True:
+            into_BTD = self._pre(self.mlp, "mlp.norm", into_BTD, tap)
+        mlp_BTD = self.mlp(into_BTD, tap)
+        tap("mlp.out", mlp_BTD)
+        mlp_BTD = self._post(self.mlp, "mlp.post_norm", mlp_BTD, tap) if block.mlp.post_norm else mlp_BTD
+        mlp_BTD = mlp_BTD if scale == 1.0 else mlp_BTD * scale
+        if block.topology == "sequential":
+            x_BTD = x_BTD + mlp_BTD
+        elif block.add_order == "residual_first":
+            x_BTD = (x_BTD + attn_BTD) + mlp_BTD
+        else:
+            x_BTD = (mlp_BTD + attn_BTD) + x_BTD
+        tap("resid_post", x_BTD)
+        return x_BTD
+
+    @staticmethod
+    def _pre(branch: nn.Module, node: str, x_BTD: Tensor, tap: Tap) -> Tensor:
+        y_BTD: Tensor = branch.get_submodule("norm")(x_BTD)
+        tap(node, y_BTD)
+        return y_BTD
+
+    @staticmethod
+    def _post(branch: nn.Module, node: str, x_BTD: Tensor, tap: Tap) -> Tensor:
+        y_BTD: Tensor = branch.get_submodule("post_norm")(x_BTD)
+        tap(node, y_BTD)
+        return y_BTD
+
+
+class Embedding(nn.Module):
+    """Token ids to the residual stream."""
+
+    def __init__(self, blueprint: Blueprint, ops: Ops) -> None:
+        super().__init__()
+        dims, self.spec = blueprint.dims, blueprint.embed
+        self.embed = Table(dims.vocab, dims.hidden)
+        if self.spec.positions == "learned":
+            self.pos = Table(dims.max_pos + self.spec.pos_offset, dims.hidden)
+        if self.spec.norm:
+            self.embed_norm = Normalize(blueprint.norm, dims.hidden, ops)
+
+    def forward(self, ids_BT: Tensor, positions: Positions, tap: Tap = no_tap) -> Tensor:
+        x_BTD = F.embedding(ids_BT, self.embed.weight)
+        if self.spec.scale is not None:
+            if self.spec.scale_rounding == "act":
+                scale = torch.tensor(self.spec.scale, dtype=torch.promote_types(x_BTD.dtype, torch.float32))
+                x_BTD = x_BTD * scale.to(device=x_BTD.device, dtype=x_BTD.dtype)
+            else:
+                x_BTD = x_BTD * self.spec.scale
+        if self.spec.positions == "learned":
+            x_BTD = x_BTD + F.embedding(positions.ids_T + self.spec.pos_offset, self.pos.weight)
+        if self.spec.norm:
+            x_BTD = self.embed_norm(x_BTD)
+        tap("embed.out", x_BTD)
+        return x_BTD
+
+
+class Head(nn.Module):
+    """The residual stream to logits."""
+
+    def __init__(self, blueprint: Blueprint, ops: Ops) -> None:
+        super().__init__()
+        dims, self.spec, self.ops = blueprint.dims, blueprint.head, ops
+        self.final_norm = Normalize(blueprint.norm, dims.hidden, ops) if blueprint.final_norm else None
+        self.head = Linear(dims.vocab, dims.hidden, self.spec.bias, stored_in_out=False)
+
+    def forward(self, x_BTD: Tensor, tap: Tap = no_tap) -> Tensor:
+        if self.final_norm is not None:
+            x_BTD = self.final_norm(x_BTD)
+            tap("final.norm", x_BTD)
+        logits_BTV: Tensor = self.head(x_BTD)
+        if self.spec.mul != 1.0:
+            logits_BTV = logits_BTV * self.spec.mul
+        if self.spec.div != 1.0:
+            logits_BTV = logits_BTV / self.spec.div
+        if self.spec.softcap is not None:
+            logits_BTV = self.ops.softcap(logits_BTV, self.spec.softcap)
+        tap("logits", logits_BTV)
+        return logits_BTV
