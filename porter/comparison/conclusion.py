@@ -82,9 +82,7 @@ def _sentence(report: DiffReport, fail_on: Sequence[str]) -> str:
         dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages))
         return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
     if report.verdict == "INCONCLUSIVE":
-        return (
-            f"INCONCLUSIVE: {report.compared} nodes compared; the reference is too far from golden to judge the port."
-        )
+        return f"INCONCLUSIVE: {report.compared} nodes compared; the reference is too far from golden to judge."
     return _warned(report, fail_on)
 
 

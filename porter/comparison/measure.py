@@ -95,13 +95,18 @@ class Tally:
         port_rel_N, reference_rel_N = ((part / golden_N.clamp_min(least)).sqrt() for part in (port_N, reference_N))
         scale = max(float(reference_rel_N.max()), floor)
         tokens = tuple(round(value, 4) for value in (port_rel_N / scale).tolist()) if keep_tokens else ()
+        at = torch.cat(self._at)
+        worst = int(port_rel_N.nan_to_num(nan=math.inf).argmax()) % len(at)
         return Local(
-            e_port=e_port, e_ref=e_ref, rho=e_port / max(e_ref, floor), rho_tok=float(port_rel_N.max()) / scale,
-            token=int(torch.cat(self._at)[int(port_rel_N.nan_to_num(nan=math.inf).argmax()) % len(torch.cat(self._at))]),
+            e_port=e_port,
+            e_ref=e_ref,
+            rho=e_port / max(e_ref, floor),
+            rho_tok=float(port_rel_N.max()) / scale,
+            token=int(at[worst]),
             tokens=tokens,
-        )  # fmt: skip
+        )
 
-    def finish(self, propagated: Propagated | None = None, prompt: int = 0) -> NodeDiff:
+    def finish(self, propagated: Propagated | None = None) -> NodeDiff:
         """The node's record, judged."""
         node = self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
         kind: NodeKind = "gauge" if node in GAUGES else "observable"
@@ -112,11 +117,23 @@ class Tally:
         squares = float(sum(part[0].sum() for part in self._tokens))
         rms = math.sqrt(squares / self.bias_sums[2]) if squares >= 0 and self.bias_sums[2] else 0.0
         return NodeDiff(
-            name=self.name, kind=kind, stage=self.stage, dtype=self.dtype, shape=self.shape, status=status, reason=reason,
-            exact=self.exact, local=local, propagated=propagated, worst=self.worst,
-            bias=self.bias_sums[0] / self.bias_sums[2] / rms if rms else 0.0, trimmed=self._trimmed(), cosine=cosine,
-            ulp_p99=self.ulp_p99, nonfinite=nonfinite, prompt=prompt,
-        )  # fmt: skip
+            name=self.name,
+            kind=kind,
+            stage=self.stage,
+            dtype=self.dtype,
+            shape=self.shape,
+            status=status,
+            reason=reason,
+            exact=self.exact,
+            local=local,
+            propagated=propagated,
+            worst=self.worst,
+            bias=self.bias_sums[0] / self.bias_sums[2] / rms if rms else 0.0,
+            trimmed=self._trimmed(),
+            cosine=cosine,
+            ulp_p99=self.ulp_p99,
+            nonfinite=nonfinite,
+        )
 
     def _trimmed(self) -> float:
         assert self._channels is not None
@@ -129,10 +146,7 @@ class Tally:
 
 def measure_propagated(port: Tensor, reference: Tensor, golden: Tensor) -> Propagated:
     """The node when each side ran on its own hidden states."""
-    if torch.equal(port, reference):
-        l2 = 0.0
-    else:
-        l2 = float(torch.linalg.vector_norm(port.double() - reference.double()))
+    l2 = float(torch.linalg.vector_norm(port.double() - reference.double()))
     size, golden_size = (float(torch.linalg.vector_norm(t.double())) for t in (reference, golden))
     error, floor = (float(torch.linalg.vector_norm(t.double() - golden)) for t in (port, reference))
     return Propagated(

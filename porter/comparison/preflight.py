@@ -15,7 +15,8 @@ TRICKY = (
     "Hello world", " leading space", "trailing space ", "double  space", "   three leading", "tab\tand\ttabs",
     "line\nbreak", "two\n\nbreaks", "\nleading break", "carriage\r\nreturn", "   \n  mixed \t white ",
     "emoji 🙂🚀", "family 👨‍👩‍👧‍👦", "flag 🇳🇱", "中文分词测试", "日本語のテキスト", "한국어 문장", "العربية نص",
-    "combining e\u0301 a\u0308", "precomposed é ä", "ﬁ ligature", "zero\u200bwidth", "1234567890", "3.14159 and 1,000,000",
+    "combining e\u0301 a\u0308", "precomposed é ä", "ﬁ ligature", "zero\u200bwidth", "1234567890",
+    "3.14159 and 1,000,000",
     "def f(x):\n    return x ** 2  # code", "<html>&amp;</html>", "a" * 50, "UPPER lower MiXeD", "it's don't we'll", "",
 )  # fmt: skip
 

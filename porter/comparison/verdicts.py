@@ -27,7 +27,8 @@ FAIL_ON = ("warn", "exact", "missing")
 _SUSPECTS = (  # node ending -> the axes that act between it and the nodes before it
     ("embed.out", "embed.scale, embed.scale_rounding, embed.positions"),
     ("attn.norm", "norm.*"), ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("final.norm", "norm.*"),
-    ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"), ("mlp.act", "block.mlp.act, gate/up order"),
+    ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"),
+    ("mlp.act", "block.mlp.act, gate/up order"),
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
     ("logits", "head.*"),
 )  # fmt: skip

@@ -72,8 +72,6 @@ def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
     if embed.scale is not None:
         tried.append(("scale", embed.scale, 1.0))
         tried.append(("scale_rounding", embed.scale_rounding, _SWAPS["scale_rounding"][embed.scale_rounding]))
-    if embed.positions == "learned":
-        tried.append(("pos_offset", embed.pos_offset, 0 if embed.pos_offset else 1))
     for name, value, other in tried:
         changed = blueprint.model_copy(update={"embed": embed.model_copy(update={name: other})})
         yield Change(f"embed.{name}", value, other, changed, None, _is_rounding(name))

@@ -1,18 +1,20 @@
 """Expressions of specs (`=cfg.hidden_size // heads`), read without eval.
 
 Constants, names, `cfg.a.b` (a missing key is null), arithmetic, comparisons, and/or/not, `a if c else b`, lists and
-the calls of CALLS. Null propagates through arithmetic, so `first(cfg.a // 2, 8)` does what it says.
+the calls of CALLS. Null propagates through arithmetic, so `first(cfg.a // 2, 8)` does what it says. What an expression
+may cost is bounded: its length and depth, the size of a number, the length of a list.
 """
 
 import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from porter.errors import SpecError, closest
 
-MAX_LENGTH, MAX_DEPTH, MAX_EXPONENT = 400, 25, 64
+MAX_LENGTH, MAX_DEPTH, MAX_EXPONENT, MAX_NUMBER, MAX_ITEMS = 400, 25, 64, 2**63, 10_000
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -25,22 +27,35 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 }  # fmt: skip
 
 
+def _items(length: Any) -> range:
+    if isinstance(length, bool) or not isinstance(length, int):
+        raise ValueError(f"a length is a whole number, not {_shown(length)}")
+    if not 0 <= length <= MAX_ITEMS:
+        raise ValueError(f"a list of {length} items; 0 to {MAX_ITEMS} are allowed")
+    return range(length)
+
+
 def _every(n: int, length: int, last: Any, other: Any) -> list[Any]:
-    return [last if (i + 1) % n == 0 else other for i in range(length)]
+    return [last if (i + 1) % n == 0 else other for i in _items(length)]
 
 
 def _head(count: int, length: int, first: Any, rest: Any) -> list[Any]:
-    return [first if i < count else rest for i in range(length)]
+    return [first if i < count else rest for i in _items(length)]
+
+
+def _flags(items: list[Any], on: Any, off: Any) -> list[Any]:
+    return [on if item else off for item in items]
 
 
 CALLS: dict[str, Callable[..., Any]] = {
     "every": _every,  # every(n, layers, a, b): a on each n-th layer, b on the others
     "head": _head,  # head(k, layers, a, b): a on the first k layers, b on the others
-    "cycle": lambda items, length: [items[i % len(items)] for i in range(length)],
-    "const": lambda value, length: [value] * length,
-    "flags": lambda items, on, off: [on if item else off for item in items],
+    "cycle": lambda items, length: [items[i % len(items)] for i in _items(length)],
+    "const": lambda value, length: [value for _ in _items(length)],
+    "flags": _flags,  # flags(cfg.no_rope_layers, a, b): a where the item is true, b elsewhere
     "sqrt": math.sqrt, "int": int, "min": min, "max": max, "len": len,
 }  # fmt: skip
+_OF_NULL = {"sqrt", "int", "min", "max", "len"}  # arithmetic: null in, null out
 
 
 class Config:
@@ -52,13 +67,35 @@ class Config:
 
     def get(self, key: str) -> Any:
         self.read.add(self.prefix + key)
-        value = self.values.get(key)
-        return Config(value, self.read, f"{self.prefix}{key}.") if isinstance(value, Mapping) else value
+        return self._seen(self.values.get(key), f"{self.prefix}{key}.")
 
     def plain(self) -> dict[str, Any]:
-        """The values; all of them count as read."""
-        self.read.update(self.prefix + key for key in self.values)
+        """The values; all of them count as read, at any depth."""
+        for key, value in self.values.items():
+            self.read.add(self.prefix + key)
+            if isinstance(value, Mapping):
+                Config(value, self.read, f"{self.prefix}{key}.").plain()
         return dict(self.values)
+
+    def _seen(self, value: Any, prefix: str) -> Any:
+        if isinstance(value, Mapping):
+            return Config(value, self.read, prefix)
+        if isinstance(value, list | tuple):
+            return [self._seen(item, prefix) for item in value]
+        return value
+
+
+def is_expression(value: object) -> bool:
+    """Whether a value of a spec is an expression: text that starts with =."""
+    return isinstance(value, str) and value.startswith("=")
+
+
+def names_in(text: str) -> set[str]:
+    """The names that an expression mentions; none when it does not parse."""
+    try:
+        return {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
+    except (SyntaxError, ValueError):
+        return set()
 
 
 def evaluate(text: str, names: Mapping[str, Any], where: object = None) -> Any:
@@ -71,21 +108,36 @@ def evaluate(text: str, names: Mapping[str, Any], where: object = None) -> Any:
     Raises:
         SpecError: it does not parse, mentions an unknown name or call, or divides by zero and the like.
     """
-    source = text[1:].strip()
     try:
-        if len(source) > MAX_LENGTH:
-            raise ValueError(f"longer than {MAX_LENGTH} characters")
-        value = _value(ast.parse(source, mode="eval").body, names, 0)
-        return value.plain() if isinstance(value, Config) else value
+        return _unwrapped(_value(_parse(text), names, 0))
     except SyntaxError as error:
-        raise _error(text, where, f"it does not parse at column {error.offset}") from error
+        at = f" at column {error.offset}" if error.offset else ""
+        raise _error(text, where, f"it does not parse{at}") from error
     except (ValueError, TypeError, ZeroDivisionError, OverflowError, IndexError) as error:
         raise _error(text, where, str(error)) from error
 
 
+@lru_cache(maxsize=1024)
+def _parse(text: str) -> ast.expr:
+    source = text[1:].strip()
+    if len(source) > MAX_LENGTH:
+        raise ValueError(f"longer than {MAX_LENGTH} characters")
+    try:
+        return ast.parse(source, mode="eval").body
+    except (RecursionError, MemoryError) as error:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}") from error
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.plain()
+    return [_unwrapped(item) for item in value] if isinstance(value, list) else value
+
+
 def _error(text: str, where: object, problem: str) -> SpecError:
+    shown = text if len(text) <= MAX_LENGTH else f"{text[:60]}…"
     return SpecError(
-        f"{where or 'expression'}: {text!r}: {problem}",
+        f"{where or 'expression'}: {shown!r}: {problem}",
         "names of config keys and dims, arithmetic, comparisons, if-else, and the calls first, " + ", ".join(CALLS),
         'Correct the expression; quote it when it holds a comma: "=first(cfg.a, 1)".',
     )
@@ -106,15 +158,9 @@ def _value(node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
                 raise ValueError(f"{name!r} is no name here; {closest(name, names)}")
             return names[name]
         case ast.Attribute(value=of, attr=key):
-            owner = inner(of)
-            if owner is None:
-                return None
-            if not isinstance(owner, Config):
-                raise ValueError(f"only maps of the config have keys; {ast.unparse(of)} is no map")
-            return owner.get(key)
-        case ast.Subscript(value=of, slice=ast.Constant(value=key)):
-            owner = inner(of)
-            return None if owner is None else owner.get(key) if isinstance(owner, Config) else owner[key]
+            return _attribute(inner(of), key, of)
+        case ast.Subscript(value=of, slice=index):
+            return _item(inner(of), inner(index))
         case ast.List(elts=items):
             return [inner(item) for item in items]
         case ast.IfExp(test=test, body=body, orelse=orelse):
@@ -124,19 +170,36 @@ def _value(node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         case ast.UnaryOp(op=ast.Not(), operand=operand):
             return not inner(operand)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
-            value = inner(operand)
-            return None if value is None else -value
+            return _arithmetic(ast.Sub(), 0, inner(operand))
         case ast.BinOp(left=left, op=op, right=right):
             return _arithmetic(op, inner(left), inner(right))
         case ast.Compare(left=left, ops=[op], comparators=[right]):
-            return _COMPARE[type(op)](inner(left), inner(right))
+            return _compare(op, inner(left), inner(right))
         case ast.Call(func=ast.Name(id="first"), args=args, keywords=[]):
             return next((value for value in map(inner, args) if value is not None), None)
         case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
-            if name not in CALLS:
-                raise ValueError(f"{name!r} is no call; {closest(name, ['first', *CALLS])}")
-            return CALLS[name](*map(inner, args))
+            return _call(name, [inner(arg) for arg in args])
     raise ValueError(f"{ast.unparse(node)!r} is not part of the language")
+
+
+def _attribute(owner: Any, key: str, of: ast.expr) -> Any:
+    if key.startswith("__"):
+        raise ValueError(f"{key!r} is no config key")
+    if owner is None:
+        return None
+    if not isinstance(owner, Config):
+        raise ValueError(f"only maps of the config have keys; {ast.unparse(of)} is no map")
+    return owner.get(key)
+
+
+def _item(owner: Any, key: Any) -> Any:
+    if owner is None:
+        return None
+    if isinstance(owner, Config) and isinstance(key, str):
+        return owner.get(key)
+    if isinstance(owner, list) and isinstance(key, int):
+        return owner[key]
+    raise ValueError(f"[{key!r}] of {_shown(owner)}; a map takes text, a list a whole number")
 
 
 def _logic(conjunction: bool, values: list[ast.expr], inner: Callable[[ast.expr], Any]) -> Any:
@@ -148,13 +211,46 @@ def _logic(conjunction: bool, values: list[ast.expr], inner: Callable[[ast.expr]
     return value
 
 
+def _compare(op: ast.cmpop, left: Any, right: Any) -> bool:
+    try:
+        return _COMPARE[type(op)](left, right)
+    except TypeError as error:
+        raise ValueError(f"{_shown(left)} and {_shown(right)} cannot be compared so") from error
+
+
+def _call(name: str, values: list[Any]) -> Any:
+    if name not in CALLS:
+        raise ValueError(f"{name!r} is no call; {closest(name, ['first', *CALLS])}")
+    if name in _OF_NULL and any(value is None for value in values):
+        return None
+    try:
+        return _bounded(CALLS[name](*values))
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"{name} does not take ({', '.join(map(_shown, values))})") from error
+
+
 def _arithmetic(op: ast.operator, left: Any, right: Any) -> Any:
     if left is None or right is None:
         return None
     if not isinstance(left, int | float) or not isinstance(right, int | float):
-        raise ValueError(f"arithmetic needs numbers, not {left!r} and {right!r}")
+        raise ValueError(f"arithmetic needs numbers, not {_shown(left)} and {_shown(right)}")
     if isinstance(op, ast.Pow) and abs(right) > MAX_EXPONENT:
         raise ValueError(f"the exponent {right} is beyond {MAX_EXPONENT}")
     if type(op) not in _BINARY:
         raise ValueError(f"{type(op).__name__} is not part of the language")
-    return _BINARY[type(op)](left, right)
+    return _bounded(_BINARY[type(op)](_bounded(left), _bounded(right)))
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, complex) or (isinstance(value, float) and not math.isfinite(value)):
+        raise ValueError(f"it gives {value}, which is no number of a model")
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        raise ValueError("it gives a whole number beyond 2**63")
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Config):
+        return "a map"
+    text = "null" if value is None else repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
