@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 from porter.comparison.report import Check
 from porter.errors import ArtifactError, PreflightError
 from porter.models.build import Build
+from porter.references.quiet import quiet_transformers
 from porter.specs.blueprint import Blueprint
 from porter.specs.resolve import resolve
 
@@ -48,7 +49,8 @@ def check_tokenizer(blueprint: Blueprint, folder: Path, tokenizer: Tokenizer | N
         return [Check("tokenizer", "NOT_COMPARED", "these weights come without one; the prompt is seeded ids")]
     from transformers import AutoTokenizer
 
-    hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    with quiet_transformers():
+        hf: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     checks = [_check_bos(blueprint, tokenizer), *_check_special(blueprint, hf), _check_ids(tokenizer, hf)]
     for check in checks:
         if check.status == "FAIL":

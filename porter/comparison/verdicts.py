@@ -39,6 +39,8 @@ def judge(stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tupl
     limits = THRESHOLDS[stage][dtype]
     if nonfinite[0] > nonfinite[1]:
         return "FAIL", f"{nonfinite[0]} values of the port are not finite, {nonfinite[1]} of the reference"
+    if nonfinite[1]:
+        return "INCONCLUSIVE", f"{nonfinite[1]} values of the reference itself are not finite"
     if local.e_ref > UNDECIDABLE:
         return "INCONCLUSIVE", f"the reference itself is {local.e_ref:.0%} from golden"
     worst: tuple[Verdict, str] = ("PASS", "")

@@ -95,7 +95,8 @@ def _with_qk_norm(block: Block, name: str, value: Any, other: Any) -> Block:
     qk_norm = block.attn.qk_norm
     if qk_norm is None or getattr(qk_norm, name) != value:
         return block
-    return _replace(block, ["attn", "qk_norm", name], other)
+    changed: Block = _replace(block, ["attn", "qk_norm", name], other)
+    return changed
 
 
 def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:

@@ -1,19 +1,18 @@
 """Every axis of a model with the value in force and the values it may have."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from annotated_types import Ge, Gt, Le
 from pydantic.fields import FieldInfo
 
-from porter.specs.blueprint import Blueprint
-from porter.specs.family import Document, Pattern, inner_models, members
+from porter.specs.document import Document, Pattern
+from porter.specs.keys import is_model, members
+from porter.specs.messages import allowed
 from porter.specs.overrides import axis_paths
 from porter.specs.resolve import Resolved
-from porter.specs.schema import Strict
+from porter.specs.schema import Block, Strict
 from porter.specs.tree import Map
 
 
@@ -39,32 +38,6 @@ def axis_values(resolved: Resolved) -> Iterator[AxisValue]:
         yield AxisValue(path, _in_force(path, resolved), allowed(info), info.description or "")
 
 
-def allowed(info: FieldInfo) -> str:
-    """The values of a field in words: half | interleaved, number > 0 or null."""
-    kinds = members(info.annotation)
-    words = [word for kind in kinds if kind is not NoneType for word in _words(kind)]
-    bounds = [f"{sign} {bound}" for each in info.metadata for sign, bound in _bounds(each)]
-    return " ".join([" | ".join(words), *bounds]) + (" or null" if NoneType in kinds else "")
-
-
-def _words(kind: Any) -> list[str]:
-    if get_origin(kind) is Literal:
-        return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(kind)]
-    if get_origin(kind) is tuple:
-        return ["list of whole numbers"]
-    names = {bool: "true | false", int: "whole number", float: "number", str: "text"}
-    return [names.get(kind, "map")]
-
-
-def _bounds(constraint: object) -> Iterator[tuple[str, object]]:
-    if isinstance(constraint, Gt):
-        yield ">", constraint.gt
-    elif isinstance(constraint, Ge):
-        yield "≥", constraint.ge
-    elif isinstance(constraint, Le):
-        yield "≤", constraint.le
-
-
 def _field(path: list[str]) -> FieldInfo:
     """The field of the schema that a path means; below a pattern case, that of `block`."""
     if path[0] == "patterns":
@@ -73,7 +46,7 @@ def _field(path: list[str]) -> FieldInfo:
         path = ["block", *path[4:]]
     info = Document.model_fields[path[0]]
     for key in path[1:]:
-        info = next(kind for kind, _, _ in inner_models(info.annotation, (), {})).model_fields[key]
+        info = next(kind for kind in members(info.annotation) if is_model(kind)).model_fields[key]
     return info
 
 
@@ -81,22 +54,22 @@ def _in_force(path: str, resolved: Resolved) -> str:
     section, *keys = path.split(".")
     blueprint = resolved.blueprint
     if section == "patterns":
-        node: Any = resolved.family.tree
-        for key in path.split("."):
-            node = node[key]
-        return _text(node)
+        if keys[1] == "by":
+            return ", ".join(
+                f"{case} ({count} layers)" for case, count in Counter(resolved.cases.get(keys[0], ())).items()
+            )
+        taken = [case == keys[2] for case in resolved.cases.get(keys[0], ())]
+        return _over_layers([block for block, own in zip(blueprint.blocks, taken, strict=True) if own], keys[3:])
     if section == "block":
-        return _over_layers(blueprint, keys)
+        return _over_layers(blueprint.blocks, keys)
     return _text(_dig(getattr(blueprint, section), keys))
 
 
-def _over_layers(blueprint: Blueprint, keys: list[str]) -> str:
-    texts = [_text(_dig(block, keys)) for block in blueprint.blocks]
-    counts = {text: sum(1 for _ in same) for text, same in groupby(sorted(texts))}
-    if len(counts) == 1:
-        return texts[0]
-    in_order = dict.fromkeys(texts)
-    return ", ".join(f"{text} ({counts[text]} layers)" for text in in_order)
+def _over_layers(blocks: Sequence[Block], keys: list[str]) -> str:
+    counts = Counter(_text(_dig(block, keys)) for block in blocks)
+    if len(counts) < 2:
+        return next(iter(counts), "no layer takes this case")
+    return ", ".join(f"{text} ({count} layers)" for text, count in counts.items())
 
 
 def _dig(model: Any, keys: list[str]) -> Any:

@@ -16,11 +16,8 @@ def conventions(blueprint: Blueprint) -> list[tuple[str, str]]:
     if any(windows):
         layers = sum(window is not None for window in windows)
         rows.append(("window", f"{max(filter(None, windows))} keys on {layers} of {len(windows)} layers"))
-    thetas = sorted({block.rope.theta for block in blueprint.blocks if block.rope})
-    rope = next((block.rope for block in blueprint.blocks if block.rope), None)
-    if rope:
-        rows.append(("rope", f"{rope.style}, theta {' and '.join(f'{theta:g}' for theta in thetas)}, "
-                     f"tables in {rope.table_dtype}, applied in {rope.apply_dtype}, positions {rope.pos_dtype}"))  # fmt: skip
+    if any(block.rope for block in blueprint.blocks):
+        rows.append(("rope", _rope(blueprint)))
     act = first.mlp.act
     rows.append(("mlp", f"{act}{', gated' if first.mlp.gated else ''}{', biases' if first.mlp.bias else ''}"))
     rows.append(("head", _head(blueprint.head)))
@@ -43,18 +40,37 @@ def _norm(norm: Norm) -> str:
 def _placement(block: Block) -> str:
     sides = {(True, False): "pre", (True, True): "pre and post", (False, True): "post", (False, False): "none"}
     shared = ", one norm shared" if block.mlp.pre_norm == "shared" else ""
-    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{shared}"
+    order = ", (attn + mlp) + x" if block.add_order == "branches_first" else ", (x + attn) + mlp"
+    scale = f", branches × {block.residual_scale:g}" if block.residual_scale != 1 else ""
+    order = order if block.topology == "parallel" else ""
+    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{shared}{order}{scale}"
+
+
+def _rope(blueprint: Blueprint) -> str:
+    ropes = [block.rope for block in blueprint.blocks if block.rope]
+    first = ropes[0]
+    parts = [first.style, f"theta {' and '.join(f'{theta:g}' for theta in sorted({rope.theta for rope in ropes}))}"]
+    if first.dim is not None or first.partial != 1:
+        parts.append(f"{first.dim or f'{first.partial:g}'} of each head's width")
+    scalings = {rope.scaling for rope in ropes if rope.scaling}
+    parts += sorted(
+        f"{scaling.rope_type} scaling{f' × {scaling.factor:g}' if scaling.factor else ''}" for scaling in scalings
+    )
+    if (without := len(blueprint.blocks) - len(ropes)) > 0:
+        parts.append(f"none on {without} of {len(blueprint.blocks)} layers")
+    parts += [f"tables in {first.table_dtype}", f"applied in {first.apply_dtype}", f"positions {first.pos_dtype}"]
+    return ", ".join(parts)
 
 
 def _attention(block: Block, dims: Dims) -> str:
     attn = block.attn
-    parts = [f"{dims.heads} heads on {dims.kv_heads} of {dims.head_dim}", f"scale {attn.scale:.6g}"]
+    parts = [f"{dims.heads} heads on {dims.kv_heads} of {dims.head_dim}", f"scale {attn.scale:.6g} on {attn.scale_on}"]
     if attn.qk_norm:
         parts.append(f"qk-norm per {attn.qk_norm.over} {attn.qk_norm.when.replace('_', ' ')}")
     if attn.softcap:
         parts.append(f"softcap {attn.softcap:g}")
-    if attn.bias_qkv:
-        parts.append("qkv biases")
+    if attn.bias_qkv or attn.bias_o:
+        parts.append(f"biases on {', '.join('qkv' * attn.bias_qkv + 'o' * attn.bias_o)}")
     return ", ".join(parts)
 
 

@@ -8,13 +8,14 @@ may cost is bounded: its length and depth, the size of a number, the length of a
 import ast
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
 from porter.errors import SpecError, closest
+from porter.specs.calls import CALLS, OF_NULL
 
-MAX_LENGTH, MAX_DEPTH, MAX_EXPONENT, MAX_NUMBER, MAX_ITEMS = 400, 25, 64, 2**63, 10_000
+MAX_LENGTH, MAX_DEPTH, MAX_EXPONENT, MAX_NUMBER = 400, 25, 64, 2**63
 
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -25,37 +26,6 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
     ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
 }  # fmt: skip
-
-
-def _items(length: Any) -> range:
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise ValueError(f"a length is a whole number, not {_shown(length)}")
-    if not 0 <= length <= MAX_ITEMS:
-        raise ValueError(f"a list of {length} items; 0 to {MAX_ITEMS} are allowed")
-    return range(length)
-
-
-def _every(n: int, length: int, last: Any, other: Any) -> list[Any]:
-    return [last if (i + 1) % n == 0 else other for i in _items(length)]
-
-
-def _head(count: int, length: int, first: Any, rest: Any) -> list[Any]:
-    return [first if i < count else rest for i in _items(length)]
-
-
-def _flags(items: list[Any], on: Any, off: Any) -> list[Any]:
-    return [on if item else off for item in items]
-
-
-CALLS: dict[str, Callable[..., Any]] = {
-    "every": _every,  # every(n, layers, a, b): a on each n-th layer, b on the others
-    "head": _head,  # head(k, layers, a, b): a on the first k layers, b on the others
-    "cycle": lambda items, length: [items[i % len(items)] for i in _items(length)],
-    "const": lambda value, length: [value for _ in _items(length)],
-    "flags": _flags,  # flags(cfg.no_rope_layers, a, b): a where the item is true, b elsewhere
-    "sqrt": math.sqrt, "int": int, "min": min, "max": max, "len": len,
-}  # fmt: skip
-_OF_NULL = {"sqrt", "int", "min", "max", "len"}  # arithmetic: null in, null out
 
 
 class Config:
@@ -90,12 +60,65 @@ def is_expression(value: object) -> bool:
     return isinstance(value, str) and value.startswith("=")
 
 
-def names_in(text: str) -> set[str]:
-    """The names that an expression mentions; none when it does not parse."""
+def mentions(text: str, name: str) -> bool:
+    """Whether an expression that parses mentions `name`."""
+    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(_parse(text)))
+
+
+def check_expression(text: str, names: Iterable[str], where: object) -> None:
+    """Refuses an expression that no config could make right: its syntax, names and calls, in every branch.
+
+    Raises:
+        SpecError: what is wrong, with the closest name.
+    """
     try:
-        return {node.id for node in ast.walk(_parse(text)) if isinstance(node, ast.Name)}
-    except (SyntaxError, ValueError):
-        return set()
+        _check(_parse(text), {*names}, 0)
+    except SyntaxError as error:
+        raise _no_parse(text, where, error) from error
+    except ValueError as error:
+        raise _error(text, where, str(error)) from error
+
+
+def _check(node: ast.expr, names: set[str], depth: int) -> None:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH}")
+    inside: list[ast.AST] = [*ast.iter_child_nodes(node)]
+    match node:
+        case ast.Name(id=name):
+            _check_name(name, names)
+        case ast.Attribute(attr=key):
+            _check_key(key)
+        case ast.Call(func=ast.Name(id=name), args=args, keywords=[]):
+            _check_call(name)
+            inside = [*args]
+        case ast.UnaryOp(op=ast.Not() | ast.USub()) | ast.Subscript() | ast.List() | ast.IfExp() | ast.BoolOp():
+            pass
+        case ast.Compare(ops=[_]):
+            pass
+        case ast.BinOp(op=op) if type(op) in _BINARY:
+            pass
+        case ast.Constant(value=value) if value is None or isinstance(value, bool | int | float | str):
+            pass
+        case _:
+            raise ValueError(f"{ast.unparse(node)!r} is not part of the language")
+    for child in inside:
+        if isinstance(child, ast.expr):
+            _check(child, names, depth + 1)
+
+
+def _check_name(name: str, names: Iterable[str]) -> None:
+    if name not in names:
+        raise ValueError(f"{name!r} is no name here; {closest(name, names)}")
+
+
+def _check_key(key: str) -> None:
+    if key.startswith("__"):
+        raise ValueError(f"{key!r} is no config key")
+
+
+def _check_call(name: str) -> None:
+    if name != "first" and name not in CALLS:
+        raise ValueError(f"{name!r} is no call; {closest(name, ['first', *CALLS])}")
 
 
 def evaluate(text: str, names: Mapping[str, Any], where: object = None) -> Any:
@@ -111,9 +134,10 @@ def evaluate(text: str, names: Mapping[str, Any], where: object = None) -> Any:
     try:
         return _unwrapped(_value(_parse(text), names, 0))
     except SyntaxError as error:
-        at = f" at column {error.offset}" if error.offset else ""
-        raise _error(text, where, f"it does not parse{at}") from error
-    except (ValueError, TypeError, ZeroDivisionError, OverflowError, IndexError) as error:
+        raise _no_parse(text, where, error) from error
+    except ZeroDivisionError as error:
+        raise _error(text, where, "it divides by zero") from error
+    except (ValueError, TypeError, OverflowError, IndexError) as error:
         raise _error(text, where, str(error)) from error
 
 
@@ -132,6 +156,11 @@ def _unwrapped(value: Any) -> Any:
     if isinstance(value, Config):
         return value.plain()
     return [_unwrapped(item) for item in value] if isinstance(value, list) else value
+
+
+def _no_parse(text: str, where: object, error: SyntaxError) -> SpecError:
+    at = f" at column {error.offset + 1}" if error.offset else ""  # the = counts
+    return _error(text, where, f"it does not parse{at}")
 
 
 def _error(text: str, where: object, problem: str) -> SpecError:
@@ -154,8 +183,7 @@ def _value(node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
         case ast.Constant(value=value) if value is None or isinstance(value, bool | int | float | str):
             return value
         case ast.Name(id=name):
-            if name not in names:
-                raise ValueError(f"{name!r} is no name here; {closest(name, names)}")
+            _check_name(name, names)
             return names[name]
         case ast.Attribute(value=of, attr=key):
             return _attribute(inner(of), key, of)
@@ -183,8 +211,7 @@ def _value(node: ast.expr, names: Mapping[str, Any], depth: int) -> Any:
 
 
 def _attribute(owner: Any, key: str, of: ast.expr) -> Any:
-    if key.startswith("__"):
-        raise ValueError(f"{key!r} is no config key")
+    _check_key(key)
     if owner is None:
         return None
     if not isinstance(owner, Config):
@@ -219,9 +246,8 @@ def _compare(op: ast.cmpop, left: Any, right: Any) -> bool:
 
 
 def _call(name: str, values: list[Any]) -> Any:
-    if name not in CALLS:
-        raise ValueError(f"{name!r} is no call; {closest(name, ['first', *CALLS])}")
-    if name in _OF_NULL and any(value is None for value in values):
+    _check_call(name)
+    if name in OF_NULL and any(value is None for value in values):
         return None
     try:
         return _bounded(CALLS[name](*values))

@@ -1,17 +1,19 @@
 """`--set axis=value`: one change of the port's spec, by its full path or by any end of it that is unique."""
 
-import io
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from ruamel.yaml import YAML, YAMLError
+from pydantic import ValidationError
 
 from porter.errors import SpecError, closest
-from porter.specs.family import Document, inner_models, spec_error
+from porter.specs.document import Document
+from porter.specs.expressions import check_expression, evaluate, is_expression
+from porter.specs.keys import fields
+from porter.specs.located import read_value
+from porter.specs.messages import spec_error
 from porter.specs.schema import Block
 from porter.specs.tree import Map, Where, leaves
 
@@ -27,6 +29,11 @@ class Override:
     path: str
     value: Any
 
+    @property
+    def place(self) -> Where:
+        """Stands for the file and line in errors."""
+        return Where(Path(f"--set {self.text}"), 0)
+
 
 def parse_override(text: str, tree: Map) -> Override:
     """The change that `axis=value` asks for.
@@ -35,31 +42,27 @@ def parse_override(text: str, tree: Map) -> Override:
         SpecError: no =, no such axis, or an ending that several axes share.
     """
     name, equals, raw = text.partition("=")
-    name = name.strip()
+    name, raw = name.strip(), raw.strip()
     if not equals or not name:
         raise SpecError(f"--set {text!r} has no =", "axis=value", "For example --set block.mlp.act=gelu.")
-    try:
-        value = YAML(typ="safe").load(io.StringIO(raw)) if not raw.startswith("=") else raw
-    except YAMLError as error:
-        raise SpecError(
-            f"--set {text}: the value is no YAML", "a number, a word, null or a list", "Quote it."
-        ) from error
-    if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+", value):
-        value = float(value)
-    if _LAYER.fullmatch(name):
-        return Override(text, name, value)
-    return Override(text, _full_path(name, tree), value)
+    if not raw:
+        raise SpecError(f"--set {text} has no value", "axis=value; null is a value", f"For example --set {name}=null.")
+    path = name if _LAYER.fullmatch(name) else _full_path(text, name, tree)
+    if is_expression(raw):
+        layer = ["i"] if path.startswith(("block.", "layers[", "patterns.")) else []
+        check_expression(raw, ["cfg", *tree["dims"], *layer], f"--set {text}")
+    value = raw if is_expression(raw) else read_value(raw, f"--set {text}")
+    return Override(text, path, value)
 
 
 def axis_paths(tree: Map) -> list[str]:
-    """Every path that --set takes: the fields of the schema, and those that pattern cases set."""
-    paths = [".".join(path) for section in SECTIONS for path in _fields(Document, section)]
-    paths += [".".join(path) for path, _ in leaves(tree) if path[0] == "patterns" and path[2] == "cases"]
-    return paths
+    """Every path that --set takes: the fields of the schema, and what patterns set."""
+    paths = [".".join(path) for section in SECTIONS for path in fields(Document, section)]
+    return paths + [".".join(path) for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] != ()]
 
 
 def apply_overrides(tree: Map, overrides: Sequence[Override]) -> Map:
-    """The tree with the changes of axes in place; those of single layers come later (layer_overrides)."""
+    """The tree with the changes of axes in place; those of single layers come later (change_layers)."""
     changed = tree.copy()
     for override in overrides:
         if _LAYER.fullmatch(override.path):
@@ -70,48 +73,59 @@ def apply_overrides(tree: Map, overrides: Sequence[Override]) -> Map:
             below = node.get(key)
             if not isinstance(below, Map):
                 below = Map()
-                node.put(key, below, None)
+                node.put(key, below, override.place)
             node = below
-        node.put(last, override.value, Where(Path(f"--set {override.text}"), 0))
+        value = override.value.copy() if isinstance(override.value, Map) else override.value
+        node.put(last, value, override.place)
     return changed
 
 
-def layer_overrides(
-    overrides: Iterable[Override], num_layers: int
-) -> Iterator[Callable[[tuple[Block, ...]], tuple[Block, ...]]]:
-    """The changes of single layers, as functions on the expanded blocks."""
+def change_layers(
+    blocks: tuple[Block, ...], overrides: Iterable[Override], names: Mapping[str, Any]
+) -> tuple[Block, ...]:
+    """The resolved layers with the changes of single ones.
+
+    Raises:
+        SpecError: there is no such layer or axis, or the value is not allowed.
+    """
     for override in overrides:
         if match := _LAYER.fullmatch(override.path):
             layer, path = int(match[1]), match[2].split(".")
-            if layer >= num_layers:
+            if layer >= len(blocks):
                 raise SpecError(
                     f"--set {override.text}: there is no layer {layer}",
-                    f"0 to {num_layers - 1}",
+                    f"0 to {len(blocks) - 1}",
                     "Name a layer it has.",
                 )
-            yield _one_layer(layer, path, override)
+            changed = _changed(blocks[layer], layer, path, override, names)
+            blocks = (*blocks[:layer], changed, *blocks[layer + 1 :])
+    return blocks
 
 
-def _one_layer(layer: int, path: list[str], override: Override) -> Callable[[tuple[Block, ...]], tuple[Block, ...]]:
-    def change(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-        values = blocks[layer].model_dump()
-        node = values
-        for key in path[:-1]:
-            node = node[key] if isinstance(node.get(key), dict) else {}
-        if path[-1] not in node:
-            known = [".".join(each[1:]) for each in _fields(Document, "block")]
-            raise SpecError(f"--set {override.text}: no such axis", closest(".".join(path), known), "Name an axis.")
-        node[path[-1]] = override.value
-        try:
-            block = Block.model_validate(values)
-        except ValidationError as error:
-            raise spec_error(error, Map(), (f"layers[{layer}]",)) from error
-        return (*blocks[:layer], block, *blocks[layer + 1 :])
+def _changed(block: Block, layer: int, path: list[str], override: Override, names: Mapping[str, Any]) -> Block:
+    known = [".".join(each[1:]) for each in fields(Document, "block")]
+    if ".".join(path) not in known:
+        raise SpecError(
+            f"--set {override.text}: no such axis", closest(".".join(path), known), "Name an axis of block."
+        )
+    values = node = block.model_dump()
+    for depth, key in enumerate(path[:-1]):
+        if node[key] is None:
+            raise SpecError(
+                f"--set {override.text}: {'.'.join(path[: depth + 1])} is null in layer {layer}",
+                "a layer that has one",
+                f"Set block.{'.'.join(path[: depth + 1])} as a whole, or another layer.",
+            )
+        node = node[key]
+    value = override.value
+    node[path[-1]] = evaluate(value, {**names, "i": layer}, f"--set {override.text}") if is_expression(value) else value
+    try:
+        return Block.model_validate(values)
+    except ValidationError as error:
+        raise spec_error(error, Block, Map(), (f"layers[{layer}]",), f"--set {override.text}") from error
 
-    return change
 
-
-def _full_path(name: str, tree: Map) -> str:
+def _full_path(text: str, name: str, tree: Map) -> str:
     paths = axis_paths(tree)
     if name in paths or _in_case(name, tree):
         return name
@@ -119,8 +133,20 @@ def _full_path(name: str, tree: Map) -> str:
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise SpecError(f"--set {name}: {len(matches)} axes end so", ", ".join(matches), "Give more of the path.")
-    raise SpecError(f"no axis is called {name!r}", closest(name, paths), "porter specs show --axes lists all.")
+        raise SpecError(
+            f"--set {text}: {len(matches)} axes end in {name}", ", ".join(matches), "Give more of the path."
+        )
+    guess = _closest_axis(name, paths)
+    raise SpecError(f"--set {text}: no axis is called {name!r}", guess, "porter specs show --axes lists all.")
+
+
+def _closest_axis(name: str, paths: list[str]) -> str:
+    """The closest path, or the path with the closest end: `windw` means block.attn.window."""
+    depth = name.count(".") + 1
+    ends = {".".join(path.split(".")[-depth:]): path for path in reversed(paths)}
+    guess = closest(name, [*ends, *paths])
+    found = guess.removeprefix("did you mean ").removesuffix("?")
+    return f"did you mean {ends.get(found, found)}?" if guess.startswith("did") else "a path such as block.mlp.act"
 
 
 def _in_case(name: str, tree: Map) -> bool:
@@ -128,18 +154,5 @@ def _in_case(name: str, tree: Map) -> bool:
     parts = name.split(".")
     if len(parts) < 5 or parts[0] != "patterns" or parts[2] != "cases":
         return False
-    pattern = (tree.get("patterns") or {}).get(parts[1])
-    return bool(pattern) and parts[3] in pattern["cases"] and ("block", *parts[4:]) in set(_fields(Document, "block"))
-
-
-def _fields(model: type[BaseModel], name: str, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    inner = list(inner_models(model.model_fields[name].annotation, (), {}))
-    path = (*path, name)
-    if not inner:
-        yield path
-        return
-    if path[-1] in {"rope", "qk_norm", "scaling"}:
-        yield path  # the whole map may be null
-    for kind, _, _ in inner:
-        for field in kind.model_fields:
-            yield from _fields(kind, field, path)
+    pattern = (tree.get("patterns") or {}).get(parts[1]) or {}
+    return parts[3] in pattern.get("cases", {}) and ("block", *parts[4:]) in set(fields(Document, "block"))

@@ -6,7 +6,9 @@ left. The descriptions become the JSON schema that editors show. The base of all
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+
+from porter.errors import closest
 
 Rounding = Literal["act", "fp32"]  # act: the dtype of the activations
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2"]
@@ -19,9 +21,9 @@ def _activation(value: Any) -> Any:
 
 
 class Strict(BaseModel):
-    """Unknown keys are errors, values do not change."""
+    """Unknown keys are errors, values do not change; true is no number, "0.5" neither."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class Embed(Strict):
@@ -92,8 +94,8 @@ class RopeScaling(Strict):
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool | None = None
-    short_factor: tuple[float, ...] | None = None
-    long_factor: tuple[float, ...] | None = None
+    short_factor: tuple[float, ...] | None = Field(None, strict=False)
+    long_factor: tuple[float, ...] | None = Field(None, strict=False)
 
 
 def _scaling(value: Any) -> Any:
@@ -167,7 +169,7 @@ class Dims(Strict):
 
     vocab: int = Field(gt=0)
     hidden: int = Field(gt=0)
-    layers: int = Field(gt=0)
+    layers: int = Field(gt=0, le=10_000)
     heads: int = Field(gt=0)
     kv_heads: int = Field(gt=0)
     head_dim: int = Field(gt=0)
@@ -184,9 +186,13 @@ class Dims(Strict):
 class WeightRule(Strict):
     """Where a tensor lies in the checkpoint; `.weight` and `.bias` are implied."""
 
-    src: tuple[str, ...] = Field(description="Source module; several are alternatives, the first present wins.")
+    src: tuple[str, ...] = Field(
+        strict=False, description="Source module; several are alternatives, the first present wins."
+    )
     transpose: bool = Field(False, description="Stored [in, out] (GPT-2's Conv1D).")
-    order: tuple[str, ...] = Field((), description="Parts of a fused projection, in the order of its rows.")
+    order: tuple[str, ...] = Field(
+        (), strict=False, description="Parts of a fused projection, in the order of its rows."
+    )
     groups: Literal["1", "heads", "kv_heads"] = Field("1", description="How often the order repeats: once, or by head.")
 
     @model_validator(mode="before")
@@ -205,11 +211,22 @@ class WeightRule(Strict):
 class Weights(Strict):
     """The table from porter's names to a checkpoint's."""
 
-    strip: tuple[str, ...] = Field((), description="Prefixes that a checkpoint may have or lack.")
+    strip: tuple[str, ...] = Field((), strict=False, description="Prefixes that a checkpoint may have or lack.")
     layer: str = Field("model.layers.{i}", description="Prefix of layer i.")
     globals: dict[str, WeightRule] = Field(description="embed, pos, embed_norm, final_norm, head.")
     block: dict[str, WeightRule] = Field(description="attn.norm, attn.q, attn.qkv, mlp.gate, …; relative to `layer`.")
-    ignore: tuple[str, ...] = Field((), description="Globs of checkpoint tensors that are no parameters.")
+    ignore: tuple[str, ...] = Field((), strict=False, description="Globs of checkpoint tensors that are no parameters.")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "Weights":
+        if "{i}" not in self.layer:
+            raise ValueError(f"layer {self.layer!r} has no {{i}}, the number of the layer")
+        for name, rule in self.block.items():
+            parts = {"attn.qkv": ["k", "q", "v"], "mlp.gate_up": ["gate", "up"]}.get(name, [])
+            if sorted(rule.order) != parts:
+                needed = f"the order of {', '.join(parts)}" if parts else "no order; it is no fused projection"
+                raise ValueError(f"the rule of {name} needs {needed}, not {list(rule.order)}")
+        return self
 
 
 class Tokenizer(Strict):
@@ -217,7 +234,7 @@ class Tokenizer(Strict):
 
     add_bos: bool | None = Field(None, description="Encoding text puts BOS first.")
     bos_id: int | None = None
-    eos_ids: tuple[int, ...] | None = None
+    eos_ids: tuple[int, ...] | None = Field(None, strict=False)
     pad_id: int | None = None
 
     @model_validator(mode="before")
@@ -234,3 +251,11 @@ class Size(Strict):
     hf: str | None = Field(None, description="Hub id, for example google/gemma-7b.")
     config: dict[str, Any] = Field(description="HF-style config values; the same path as a checkpoint's config.json.")
     tokenizer: dict[str, Any] = Field(default_factory=dict, description="Tokenizer conventions of this size alone.")
+
+    @field_validator("tokenizer")
+    @classmethod
+    def _known_conventions(cls, value: dict[str, Any]) -> dict[str, Any]:
+        unknown = [key for key in value if key not in Tokenizer.model_fields]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is no convention; {closest(unknown[0], Tokenizer.model_fields)}")
+        return value

@@ -58,20 +58,34 @@ def read_tree(path: Path) -> Map:
 
 def merge(base: Map, over: Map, path: tuple[str, ...] = ()) -> Map:
     """`over` merged onto `base`, both left as they are."""
-    if over.get("_replace") is True:
-        merged = over.copy()
-        del merged["_replace"]
-        return merged
+    if _replaces(over):
+        return _without_marks(over)
     merged = base.copy()
     for key, value in over.items():
         below = merged.get(key)
         if isinstance(value, Map) and isinstance(below, Map) and not _is_atomic((*path, key)):
             value = merge(below, value, (*path, key))
         elif isinstance(value, Map):
-            value = value.copy()
-            value.pop("_replace", None)
-        merged.put(key, value, over.where.get(key))
+            value = _without_marks(value)
+        if key != "_replace":
+            merged.put(key, value, over.where.get(key))
     return merged
+
+
+def _replaces(tree: Map) -> bool:
+    mark = tree.get("_replace", False)
+    if not isinstance(mark, bool):
+        raise SpecError(f"{tree.where.get('_replace')}: _replace = {mark!r}", "true or false", "Write _replace: true.")
+    return mark
+
+
+def _without_marks(tree: Map) -> Map:
+    """A copy without `_replace` at any depth: what replaces nothing."""
+    bare = Map()
+    for key, value in tree.items():
+        if key != "_replace":
+            bare.put(key, _without_marks(value) if isinstance(value, Map) else value, tree.where.get(key))
+    return bare
 
 
 def leaves(tree: Map, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -1,0 +1,49 @@
+"""The top level of a family file, as the schema of its keys."""
+
+from typing import Any
+
+from pydantic import Field
+
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Strict, Tokenizer, Weights
+
+
+class Pattern(Strict):
+    """An axis that varies over the layers: `by` gives one case a layer, each case is merged onto `block`."""
+
+    by: str | list[str] = Field(description="Expression or list: one case name for each layer.")
+    cases: dict[str, Block | None] = Field(description="Case name -> the part of `block` that differs.")
+
+
+class Document(Strict):
+    """The top level of a family file."""
+
+    extends: str | None = Field(None, description="Parent family; this file is merged onto it. Default: _base.")
+    model_type: str = Field(description="model_type of config.json.")
+    architecture: str = Field(description="HF's class, for example GemmaForCausalLM.")
+    requires: list[str] = Field([], description="Expressions that must hold, else the config is refused.")
+    config_defaults: dict[str, Any] = Field({}, description="Fills config keys that are absent; null stays null.")
+    ignore_config: dict[str, str | None] = Field(
+        {}, description="Config key -> why no field reads it; null takes back what the parent ignores."
+    )
+    dims: Dims
+    embed: Embed
+    norm: Norm
+    block: Block
+    final_norm: bool = Field(True, description="A norm after the last layer.")
+    head: Head
+    patterns: dict[str, Pattern | None] = Field(
+        {}, description="Name -> pattern, independent of each other; null removes the parent's."
+    )
+    weights: Weights
+    tokenizer: Tokenizer
+    sizes: dict[str, Size] = Field(description="Size name -> frozen config. Every family has a tiny size.")
+
+
+EVALUATED = ("dims", "embed", "norm", "block", "final_norm", "head", "patterns", "tokenizer")  # may hold expressions
+RULES = {
+    "globals": ("embed", "pos", "embed_norm", "final_norm", "head"),
+    "block": (
+        "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm", "attn.post_norm",
+        "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.post_norm",
+    ),
+}  # fmt: skip
