@@ -64,9 +64,13 @@ class Build:
         return self._resolve([parse_override(text, self.family.tree) for text in self.overrides])
 
     @cached_property
-    def reference_blueprint(self) -> Blueprint:
+    def reference_resolved(self) -> Resolved:
         """The spec without overrides: what HF computes, and what the checkpoint's layout is."""
-        return self._resolve([]).blueprint
+        return self._resolve([])
+
+    @property
+    def reference_blueprint(self) -> Blueprint:
+        return self.reference_resolved.blueprint
 
     @property
     def blueprint(self) -> Blueprint:
@@ -194,7 +198,7 @@ def plan_build(
         dtype=dtype, ops=ops, device=device, prompt=prompt, tokens=tokens, spec_hash="",
         created=datetime.now(UTC).isoformat(timespec="seconds"),
     )  # fmt: skip
-    check_config_is_read(made.resolved)
+    check_config_is_read(made.reference_resolved)  # an override may replace the very field that reads a key
     return replace(made, spec_hash=made.blueprint.hash)
 
 
