@@ -1,0 +1,70 @@
+"""Narrow products on a CPU: the float32 product, rounded once."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from porter.models import matmul
+from porter.models.matmul import Float32Matmul, needs_float32, quick_matmul
+
+CPU, NARROW = torch.device("cpu"), [torch.bfloat16, torch.float16]
+
+
+def operands(dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(0)
+    x, w, b = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((7, 33), (33, 5), (5,)))
+    return x, w, b
+
+
+PRODUCTS = {
+    "linear": lambda x, w, b: F.linear(x, w.T, b),
+    "matmul": lambda x, w, b: torch.matmul(x, w),
+    "@": lambda x, w, b: x @ w,
+    "x.matmul": lambda x, w, b: x.matmul(w),
+    "bmm": lambda x, w, b: torch.bmm(x[None], w[None]),
+    "addmm": lambda x, w, b: torch.addmm(b, x, w),
+    "baddbmm": lambda x, w, b: torch.baddbmm(b.expand(1, 7, 5), x[None], w[None], alpha=0.5),
+    "linear by keyword": lambda x, w, b: F.linear(x, w.T, bias=b),
+}
+
+
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_a_narrow_product_is_the_float32_product_rounded_once(product: str, dtype: torch.dtype) -> None:
+    given = operands(dtype)
+    wanted = PRODUCTS[product](*(each.float() for each in given)).to(dtype)
+    with Float32Matmul():
+        found = PRODUCTS[product](*given)
+    assert found.dtype == dtype and torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+def test_float32_products_are_untouched(product: str) -> None:
+    given = operands(torch.float32)
+    wanted = PRODUCTS[product](*given)
+    with Float32Matmul():
+        found = PRODUCTS[product](*given)
+    assert found.dtype == torch.float32 and torch.equal(found, wanted)
+
+
+def test_other_functions_keep_their_dtype_and_their_rounding() -> None:
+    x = operands(torch.bfloat16)[0]
+    with Float32Matmul():
+        assert torch.equal(x * x, x.mul(x)) and (x + 1).dtype == torch.bfloat16
+        assert torch.softmax(x, -1, dtype=torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "flags", "wanted"),
+    [
+        (torch.bfloat16, {"avx2"}, True), (torch.bfloat16, {"avx2", "avx512_bf16"}, False),
+        (torch.float16, {"avx512_bf16"}, True), (torch.float16, {"avx512_fp16"}, False),
+        (torch.float32, set(), False), (torch.float64, set(), False),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_only_a_cpu_without_units_needs_it(monkeypatch, dtype: torch.dtype, flags: set[str], wanted: bool) -> None:
+    monkeypatch.setattr(matmul, "_cpu_flags", lambda: frozenset(flags))
+    assert needs_float32(dtype, CPU) is wanted
+    assert isinstance(quick_matmul(dtype, CPU), Float32Matmul) is wanted
+    assert not needs_float32(dtype, torch.device("cuda"))
