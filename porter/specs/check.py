@@ -45,12 +45,14 @@ def check_size(family: Family, name: str) -> SizeCheck:
     Raises:
         PorterError: see `check_family`.
     """
-    place = locate(family.tree, ("sizes", name))
+    path: tuple[str, ...] = ("sizes", name, "config")
     try:
         resolved = resolve_size(family, name)
+        path += resolved.unread[:1]
         check_config_is_read(resolved)
     except PorterError as error:
-        raise type(error)(_placed(error.wrong, place, name), error.expected, error.fix) from error
+        wrong = _placed(error.wrong, locate(family.tree, path), name)
+        raise type(error)(wrong, error.expected, error.fix) from error
     try:
         entries = layout(resolved.blueprint)
     except SpecError as error:

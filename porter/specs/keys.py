@@ -58,7 +58,7 @@ def _check_value(value: Any, annotation: Any, path: KeyPath, place: Where | None
     elif is_expression(value) and (path[0] not in EVALUATED or (maps and NoneType not in kinds)):
         raise _refused(path, place, value, f"{expected(kinds)}; no expression is read here")
     elif not is_expression(value) and not _fits(value, kinds, path):
-        raise _refused(path, place, value, expected(kinds))
+        raise _refused(path, place, value, "text or a list of text" if path[-1] == "src" else expected(kinds))
 
 
 def _check_entries(value: Map, kind: Any, path: KeyPath) -> None:

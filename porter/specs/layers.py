@@ -53,7 +53,7 @@ def expand_layers(tree: Map, cases: Cases, dims: Dims, norm: Norm, names: Mappin
         chosen = tuple(cases[name][i] for name in cases)
         if chosen not in made:
             merged = _merged(tree, cases, chosen)
-            block = _block(merged, norm, {**names, "i": i})
+            block = _block(tree, merged, norm, {**names, "i": i})
             if _mentions_layer(merged):
                 blocks.append(block)
                 continue
@@ -77,9 +77,9 @@ def _mentions_layer(value: Any) -> bool:
     return is_expression(value) and mentions(value, "i")
 
 
-def _block(merged: Map, norm: Norm, names: Mapping[str, Any]) -> Block:
+def _block(tree: Map, merged: Map, norm: Norm, names: Mapping[str, Any]) -> Block:
     where = Map()
-    where.put("block", merged, None)
+    where.put("block", merged, tree.where.get("block"))
     values = evaluate_map(merged, names)
     qk_norm = (values.get("attn") or {}).get("qk_norm")
     if isinstance(qk_norm, dict):

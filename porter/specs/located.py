@@ -139,6 +139,8 @@ class _Reader:
         self.seen += 1
         if self.seen > MAX_NODES:
             raise SpecError(f"{where}: more than {MAX_NODES} values", "a spec", "Write it without aliases (*name).")
+        if not isinstance(node, ScalarNode) and node.tag not in {f"{_TAG}map", f"{_TAG}seq"}:
+            raise SpecError(f"{where}: the tag {node.tag}", "a plain value", "Remove the tag.")
         try:
             if isinstance(node, MappingNode):
                 return self.map(node)

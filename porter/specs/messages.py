@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from porter.errors import SpecError, closest
+from porter.specs.expressions import is_expression
 from porter.specs.keys import is_model, members, shown, unknown_key
 from porter.specs.tree import locate
 
@@ -20,6 +21,7 @@ _NEEDED = {
 _BOUNDS = {
     "greater_than": ("gt", "above"),
     "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
 _FIX = "Correct the value; porter specs show --axes lists axes and their values."
@@ -49,14 +51,23 @@ def spec_error(
             f"{where}{name}: {first['msg'].removeprefix('Value error, ')}", "values that go together", _FIX
         )
     if kind == "missing":
-        return SpecError(f"{where}{name} has no value", "one", f"Add {full[-1]}.")
+        return SpecError(f"{where}{name} has no value", "a value", f"Add {full[-1]}.")
     expected = _NEEDED.get(kind, first["msg"])
     if kind in _BOUNDS:
         key, word = _BOUNDS[kind]
         expected = f"a number {word} {ctx[key]}"
     if kind == "literal_error":
         expected = _choices(ctx["expected"], given)
-    return SpecError(f"{where}{name} = {shown(given)} is not allowed", expected, _FIX)
+    raw = _raw(tree, full)
+    source = f", from {raw}," if is_expression(raw) else ""
+    return SpecError(f"{where}{name} = {shown(given)}{source} is not allowed", expected, _FIX)
+
+
+def _raw(tree: Any, path: tuple[str, ...]) -> Any:
+    """What the spec says at `path`, before it is evaluated."""
+    for key in path:
+        tree = tree.get(key) if isinstance(tree, Mapping) else None
+    return tree
 
 
 def _choices(expected: str, given: object) -> str:
@@ -94,4 +105,6 @@ def _words(kind: Any) -> list[str]:
         return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(kind)]
     if get_origin(kind) is tuple:
         return ["list of whole numbers"]
+    if get_origin(kind) is list:
+        return ["list of text"]
     return [{bool: "true | false", int: "whole number", float: "number", str: "text"}.get(kind, "map")]

@@ -52,7 +52,7 @@ def resolve(
     """
     resolved = _resolve(family, config, (), tokenizer or {})
     for count, override in enumerate(overrides, start=1):
-        changed = _resolve(family, config, overrides[:count], tokenizer or {})
+        changed = _resolve_changed(family, config, overrides[:count], tokenizer or {})
         if changed.blueprint.hash == resolved.blueprint.hash:
             raise _without_effect(resolved, override)
         resolved = changed
@@ -114,6 +114,18 @@ def _resolve(
     return Resolved(blueprint, family, config, tuple(overrides), unread, cases)
 
 
+def _resolve_changed(
+    family: Family, config: Mapping[str, Any], overrides: Sequence[Override], tokenizer: Mapping[str, Any]
+) -> Resolved:
+    """`_resolve`, when all but the last override are known to be right: an error is that one's."""
+    try:
+        return _resolve(family, config, overrides, tokenizer)
+    except SpecError as error:
+        if "--set " in error.wrong:
+            raise
+        raise SpecError(f"{overrides[-1].place}: {error.wrong}", error.expected, error.fix) from error
+
+
 def _unread(config: Mapping[str, Any], read: set[str], ignored: set[str], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
         name = prefix + key
@@ -172,6 +184,13 @@ def _without_effect(resolved: Resolved, override: Override) -> SpecError:
             f"--set {override.text} changes nothing: every layer takes it from {', '.join(over)}",
             "an axis that reaches the blueprint",
             f"Set {over[0]} instead.",
+        )
+    parts = override.path.split(".")
+    if parts[0] == "patterns" and len(parts) > 3 and parts[3] not in (taken := resolved.cases.get(parts[1], ())):
+        return SpecError(
+            f"--set {override.text} changes nothing: no layer takes the case {parts[3]}",
+            f"a case that layers take: {', '.join(dict.fromkeys(taken))}",
+            f"Set block.{'.'.join(parts[4:])}, or patterns.{parts[1]}.by.",
         )
     return SpecError(
         f"--set {override.text} changes nothing: the axis has this value already, or no layer uses it",

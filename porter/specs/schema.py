@@ -13,11 +13,11 @@ from porter.errors import closest
 Rounding = Literal["act", "fp32"]  # act: the dtype of the activations
 Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2"]
 
-_HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
+HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
 
 
 def _activation(value: Any) -> Any:
-    return _HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
+    return HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 
 class Strict(BaseModel):
@@ -164,17 +164,20 @@ class Head(Strict):
     softcap: float | None = Field(None, gt=0, description="logits become c * tanh(logits / c) (Gemma 2: 30).")
 
 
+Count = Annotated[int, Field(gt=0, lt=2**31)]
+
+
 class Dims(Strict):
     """Sizes of a model, in elements."""
 
-    vocab: int = Field(gt=0)
-    hidden: int = Field(gt=0)
+    vocab: Count
+    hidden: Count
     layers: int = Field(gt=0, le=10_000)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    ffn: int = Field(gt=0)
-    max_pos: int = Field(gt=0, description="Longest context, in tokens.")
+    heads: Count
+    kv_heads: Count
+    head_dim: Count
+    ffn: Count = Field(description="Width of the feed-forward branch.")
+    max_pos: Count = Field(description="Longest context, in tokens.")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Dims":
