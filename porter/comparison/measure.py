@@ -61,7 +61,7 @@ class Tally:
     def _count(self, port64_NF: Tensor, reference64_NF: Tensor, error_NF: Tensor) -> None:
         self.bias_sums[0] += float(error_NF.sum())
         self.bias_sums[2] += error_NF.numel()
-        if not math.isfinite(self.bias_sums[0]):
+        if not math.isfinite(self.bias_sums[0]) or not math.isfinite(float(reference64_NF.sum())):
             self.nonfinite[0] += int((~torch.isfinite(port64_NF)).sum())
             self.nonfinite[1] += int((~torch.isfinite(reference64_NF)).sum())
 
@@ -113,7 +113,8 @@ class Tally:
         local = self.local(keep_tokens=node == "resid_post")
         nonfinite = (self.nonfinite[0], self.nonfinite[1])
         status, reason = judge(self.stage, self.dtype, kind, local, nonfinite)
-        cosine = self.cosine_sums[0] / math.sqrt(self.cosine_sums[1] * self.cosine_sums[2]) if self.worst else 1.0
+        sizes = math.sqrt(self.cosine_sums[1] * self.cosine_sums[2])  # 0.0 when a side is all zeros
+        cosine = 1.0 if self.worst is None else self.cosine_sums[0] / sizes if sizes else 0.0
         squares = float(sum(part[0].sum() for part in self._tokens))
         rms = math.sqrt(squares / self.bias_sums[2]) if squares >= 0 and self.bias_sums[2] else 0.0
         return NodeDiff(
