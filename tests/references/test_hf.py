@@ -1,0 +1,92 @@
+"""HF as a lane: its units run one by one are its ordinary forward pass, and recording moves no bit."""
+
+import pytest
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from porter.errors import ComparisonError
+from porter.models.matmul import quick_matmul
+from porter.references import hf
+from porter.references.hf import RECORDING, HfReference, find_layers
+from tests.models.tiny import FAMILIES, random_ids, tiny
+
+CPU = torch.device("cpu")
+
+
+def open_reference(family: str, dtype: torch.dtype = torch.float32) -> HfReference:
+    build = tiny(family)
+    return HfReference(build.blueprint, build.checkpoint(), dtype, CPU)
+
+
+BOTH = [*((family, torch.float32) for family in FAMILIES), ("gemma3", torch.bfloat16), ("gpt2", torch.bfloat16)]
+
+
+@pytest.mark.parametrize(("family", "dtype"), BOTH, ids=str)
+def test_units_one_by_one_are_the_forward_pass(family: str, dtype: torch.dtype) -> None:
+    reference = open_reference(family, dtype)
+    assert reference.records_attention  # every family shows what its attention is given
+    ids_BT = random_ids(tiny(family), 140 if family == "gemma3" else 20)
+    with quick_matmul(dtype, CPU):
+        outputs, logits_BTV = reference.forward(ids_BT)
+    for _ in range(2):  # a second prompt starts afresh
+        reference.start(ids_BT.flip(1))
+        reference.start(ids_BT)
+        x_BTD = reference.embed()["embed.out"]
+        for i, output in enumerate(outputs):
+            x_BTD = reference.layer(i, x_BTD)["resid_post"]
+            assert torch.equal(x_BTD, output), f"layers.{i}"
+        assert torch.equal(reference.head(x_BTD)["logits"], logits_BTV)
+
+
+def test_the_head_of_some_tokens_is_theirs_in_the_whole() -> None:
+    reference = open_reference("gemma2")
+    ids_BT = random_ids(tiny("gemma2"), 20)
+    reference.start(ids_BT)
+    x_BTD = torch.randn(1, 20, 96, generator=torch.Generator().manual_seed(0))
+    whole, part = reference.head(x_BTD), reference.head(x_BTD[:, [3, 19]])
+    assert part["logits"].shape == (1, 2, 512)
+    assert torch.allclose(part["logits"], whole["logits"][:, [3, 19]], atol=1e-5)
+
+
+def test_a_call_leaves_the_model_as_it_was() -> None:
+    reference = open_reference("llama")
+    ids_BT = random_ids(tiny("llama"), 6)
+    before = reference.forward(ids_BT)[1]
+    reference.start(ids_BT)
+    reference.head(reference.layer(0, reference.embed()["embed.out"])["resid_post"])
+    assert torch.equal(reference.forward(ids_BT)[1], before)
+    hooks = [m for m in reference.model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)]
+    assert hooks == []
+
+
+def test_recording_that_moves_a_bit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def meddling(module, query, *args, **kwargs):
+        return hf._recording_attention(module, query * (1 + 2**-20), *args, **kwargs)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, RECORDING, meddling)
+    with pytest.raises(ComparisonError, match=r"recording attention changes LlamaForCausalLM\n.*equal to plain eager"):
+        open_reference("llama")
+
+
+def test_golden_is_float64_on_weights_of_the_stage() -> None:
+    golden = open_reference("gemma3", torch.float64)
+    assert golden.golden and {p.dtype for p in golden.model.parameters()} == {torch.float64}
+    weight = golden.model.get_input_embeddings().weight.clone()
+    golden.round_weights(torch.bfloat16)
+    rounded = golden.model.get_input_embeddings().weight
+    assert rounded.dtype == torch.float64
+    assert torch.equal(rounded, weight.bfloat16().double()) and not torch.equal(rounded, weight)
+    golden.start(random_ids(tiny("gemma3"), 4))
+    scaled = golden.embed()["embed.out"]
+    assert torch.allclose(scaled, rounded[random_ids(tiny("gemma3"), 4)] * 96**0.5, rtol=1e-7)  # not bfloat16's 9.8125
+
+
+def test_a_model_without_that_many_layers_is_refused() -> None:
+    blueprint = tiny("llama").blueprint
+    dims = blueprint.dims.model_copy(update={"layers": 7})
+    with pytest.raises(ComparisonError, match="LlamaForCausalLM has no list of 7 layers"):
+        find_layers(open_reference("llama").model, blueprint.model_copy(update={"dims": dims}))
+
+
+def test_describes_itself() -> None:
+    assert open_reference("gpt2").describe().endswith("GPT2LMHeadModel, eager")
