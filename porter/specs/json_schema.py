@@ -71,7 +71,8 @@ def _weight_rule(rule: dict[str, Any]) -> dict[str, Any]:
     paths = {"type": "array", "items": path, "minItems": 1}
     source = rule["properties"]["src"]
     rule["properties"]["src"] = {"description": source["description"], "anyOf": [path, paths]}
-    rule["properties"]["groups"] = {**rule["properties"]["groups"], "enum": ["1", "heads", "kv_heads", 1]}
+    groups = rule["properties"]["groups"]
+    rule["properties"]["groups"] = {"description": groups["description"], "enum": ["1", "heads", "kv_heads", 1]}
     null = {"type": "null", "description": "Takes the parent's rule away."}
     return {"description": rule["description"], "anyOf": [path, paths, rule, null]}
 

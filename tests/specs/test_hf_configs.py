@@ -1,0 +1,102 @@
+"""The frozen sizes and HF's own saved configs: the same parameters, the same blueprints, no unread keys."""
+
+import json
+import re
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassClassValidationError
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from porter.errors import SpecError
+from porter.specs.family import find_family
+from porter.specs.resolve import resolve, resolve_size
+from porter.specs.tree import builtin_spec_names
+
+SIZES = [(name, size) for name in builtin_spec_names() for size in find_family(name).tree["sizes"]]
+TEST_IDS = [f"{name}-{size}" for name, size in SIZES]
+
+
+@cache
+def hf_model(name: str, size: str) -> Any:
+    """HF's model of a size, on the meta device: shapes without memory."""
+    family = find_family(name)
+    config = CONFIG_MAPPING[family.tree["model_type"]](**deepcopy(family.size(size).config))
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def hydrated(name: str, config: dict[str, Any]) -> dict[str, Any]:
+    """A config as HF fills it in; HF writes into nested maps that it is given, hence the copy."""
+    values: dict[str, Any] = CONFIG_MAPPING[find_family(name).tree["model_type"]](**deepcopy(config)).to_dict()
+    return values
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES, ids=TEST_IDS)
+def test_parameters_are_as_many_as_hf_has(name: str, size: str) -> None:
+    model = hf_model(name, size)
+    blueprint = resolve_size(find_family(name), size).blueprint
+    assert type(model).__name__ == blueprint.architecture
+    assert blueprint.num_parameters == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "count"),
+    [
+        ("gemma", "gemma-7b", 8_537_680_896),
+        ("gemma", "gemma-2b", 2_506_172_416),
+        ("llama", "llama-3-8b", 8_030_261_248),
+        ("gpt_neox", "pythia-70m", 70_426_624),
+        ("gemma3", "gemma-3-270m", 268_098_176),
+        ("llama", "smollm2-135m", 134_515_008),
+        ("gpt2", "gpt2", 124_439_808),
+        ("mistral", "mistral-7b-v0.1", 7_241_732_096),
+    ],
+)
+def test_parameters_as_published(name: str, size: str, count: int) -> None:
+    assert resolve_size(find_family(name), size).blueprint.num_parameters == count
+
+
+@pytest.mark.parametrize("layout", ["saved", "to_dict"])
+@pytest.mark.parametrize(("name", "size"), SIZES, ids=TEST_IDS)
+def test_hfs_saved_config_gives_the_same_blueprint(name: str, size: str, layout: str, tmp_path: Path) -> None:
+    family, config = find_family(name), hf_model(name, size).config
+    if layout == "saved":
+        config.save_pretrained(tmp_path)
+        values = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    else:
+        values = config.to_dict()
+    frozen = family.size(size)
+    assert name == "gpt2" or "rope_parameters" in values  # the new layout, where the size has rope_theta and the like
+    made = resolve(family, values, (), frozen.tokenizer)
+    assert made.blueprint == resolve_size(family, size).blueprint
+    assert made.unread == ()
+
+
+@pytest.mark.parametrize("name", builtin_spec_names())
+def test_an_unknown_key_of_a_saved_config_stays_unread(name: str) -> None:
+    values = hf_model(name, "tiny").config.to_dict()
+    assert resolve(find_family(name), {**values, "attention_sinks": True}).unread == ("attention_sinks",)
+
+
+@pytest.mark.parametrize(("name", "size"), SIZES, ids=TEST_IDS)
+def test_a_key_left_out_means_what_hf_takes_it_to_mean(name: str, size: str) -> None:
+    """Without any one key, porter computes what HF's default for it gives, or refuses the config."""
+    family = find_family(name)
+    config = family.size(size).config
+    for key in config:
+        less = {k: v for k, v in config.items() if k != key}
+        try:
+            bare = resolve(family, less).blueprint
+            values = hydrated(name, less)
+        except (SpecError, StrictDataclassClassValidationError) as error:
+            refused = r"null for this config|= null, from|do not share|validate_architecture"
+            assert re.search(refused, str(error)), key
+            continue
+        full = resolve(family, values).blueprint
+        of_hub = {"tokenizer"}  # HF's class defaults of special tokens are no model's
+        assert bare.model_dump(exclude=of_hub) == full.model_dump(exclude=of_hub), key
