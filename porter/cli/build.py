@@ -32,10 +32,6 @@ def build(
 
     made = make(
         model, size=size, weights=weights, overrides=overrides, dtype=dtype or DEFAULT_DTYPE, ops=ops or "auto",
-        device=device or "auto", prompt=prompt, tokens=tokens, dry_run=dry_run,
+        device=device or "auto", prompt=prompt, tokens=tokens, save=save, dry_run=dry_run,
     )  # fmt: skip
-    if save is not None and not dry_run:
-        from porter.models.save import save_checkpoint
-
-        save_checkpoint(made, save)
     print_build(made, recorded=not dry_run)

@@ -18,9 +18,10 @@ from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName, Ve
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
 from porter.comparison.verdicts import FAIL_ON, summarize, summarize_exact
 from porter.errors import UsageError, closest
-from porter.models.build import DEFAULT_DTYPE, Build, pick_device, pick_ops, plan_build, read_build
+from porter.models.build import DEFAULT_DTYPE, Build, pick_device, pick_ops, plan_build
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
+from porter.models.records import read_build
 from porter.references.hf import HfReference
 from porter.specs.axes import first_of_each_kind
 

@@ -1,14 +1,13 @@
 """Builds: which spec, config, weights, dtype and ops make a model, recorded under builds/<name>/ and used by diff."""
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from porter.errors import ArtifactError, PreflightError, SpecError, UsageError, closest
+from porter.errors import PreflightError, SpecError, UsageError, closest
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import Family, find_family, find_model_type, find_size
 from porter.specs.overrides import parse_override
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from porter.models.decoder import Decoder
     from porter.weights.reader import WeightReader
 
-BUILDS = Path("builds")
-SCHEMA = "porter.build/1"
 DEFAULT_DTYPE = "bfloat16"
 
 
@@ -141,6 +138,7 @@ def build(
     device: str = "auto",
     prompt: str | None = None,
     tokens: int | None = None,
+    save: Path | None = None,
     dry_run: bool = False,
 ) -> Build:
     """A build of `model`, recorded and made current.
@@ -149,6 +147,7 @@ def build(
         model: a size (gemma-7b), a family (gemma) with `size`, a path to a YAML, or a folder with config.json.
         weights: a hub id, a folder, a .gguf, demo, random or random:stress; default: the size's hub id.
         overrides: axis=value, changing the port alone.
+        save: a new folder that the weights are written to as a HF-layout checkpoint; the build then refers to it.
         dry_run: nothing is fetched, read or recorded.
 
     Raises:
@@ -162,6 +161,13 @@ def build(
     )  # fmt: skip
     if not dry_run:
         check_weights(made)
+        if save is not None:
+            from porter.models.save import save_checkpoint
+
+            save_checkpoint(made, save)
+            made = replace(made, folder=str(save.resolve()))
+        from porter.models.records import record
+
         record(made)
     return made
 
@@ -213,48 +219,6 @@ def check_weights(made: Build) -> None:
         reader.read(name, torch.float32, torch.device("cpu"))
 
 
-def record(made: Build, folder: Path = BUILDS) -> Path:
-    """Writes builds/<name>/build.json and makes it the current build."""
-    target = folder / made.name
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        path = target / "build.json"
-        _write_whole(path, json.dumps({"schema": SCHEMA, **asdict(made)}, indent=2) + "\n")
-        _write_whole(folder / "current", made.name + "\n")
-    except OSError as error:
-        raise UsageError(
-            f"{target} cannot be written ({error.strerror})",
-            "a working directory porter may write to",
-            "Change to one.",
-        ) from error
-    return path
-
-
-def read_build(name: str | None, folder: Path = BUILDS) -> Build | None:
-    """The recorded build of that name, or the current one; None when there is no build of that name.
-
-    Raises:
-        UsageError: no name was given and nothing was built here.
-        ArtifactError: the record cannot be read.
-    """
-    if name is None:
-        current = folder / "current"
-        if not current.is_file():
-            raise UsageError("nothing was built in this folder yet", "a build", "For example: porter build gemma-7b")
-        name = current.read_text(encoding="utf-8").strip()
-    path = folder / name / "build.json"
-    if "/" in name or not path.is_file():
-        return None
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("schema") != SCHEMA:
-            raise KeyError("schema")
-        return Build(**{**values, "overrides": tuple(values["overrides"])})
-    except (ValueError, KeyError, TypeError) as error:
-        fix = "Run porter build again."
-        raise ArtifactError(f"{path} is no record of a build ({error})", f"a file of schema {SCHEMA}", fix) from error
-
-
 def _find(model: str, size: str | None, weights: str | None) -> tuple[Family, str | None, str | None]:
     """Family, size and weights that a model argument means."""
     folder = Path(model).expanduser()
@@ -301,9 +265,3 @@ def _spec_name(family: Family) -> str:
 
 def _absolute(weights: str, source: Source) -> str:
     return str(Path(weights).expanduser().resolve()) if Path(weights).expanduser().exists() else source.label
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)

@@ -1,0 +1,59 @@
+"""The records of builds: builds/<name>/build.json, and builds/current with the name of the one just made."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from porter.errors import ArtifactError, UsageError
+from porter.models.build import Build
+
+BUILDS = Path("builds")
+SCHEMA = "porter.build/1"
+
+
+def record(made: Build, folder: Path = BUILDS) -> Path:
+    """Writes builds/<name>/build.json and makes it the current build."""
+    target = folder / made.name
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        path = target / "build.json"
+        _write_whole(path, json.dumps({"schema": SCHEMA, **asdict(made)}, indent=2) + "\n")
+        _write_whole(folder / "current", made.name + "\n")
+    except OSError as error:
+        raise UsageError(
+            f"{target} cannot be written ({error.strerror})",
+            "a working directory porter may write to",
+            "Change to one.",
+        ) from error
+    return path
+
+
+def read_build(name: str | None, folder: Path = BUILDS) -> Build | None:
+    """The recorded build of that name, or the current one; None when there is no build of that name.
+
+    Raises:
+        UsageError: no name was given and nothing was built here.
+        ArtifactError: the record cannot be read.
+    """
+    if name is None:
+        current = folder / "current"
+        if not current.is_file():
+            raise UsageError("nothing was built in this folder yet", "a build", "For example: porter build gemma-7b")
+        name = current.read_text(encoding="utf-8").strip()
+    path = folder / name / "build.json"
+    if "/" in name or not path.is_file():
+        return None
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if values.pop("schema") != SCHEMA:
+            raise KeyError("schema")
+        return Build(**{**values, "overrides": tuple(values["overrides"])})
+    except (ValueError, KeyError, TypeError) as error:
+        fix = "Run porter build again."
+        raise ArtifactError(f"{path} is no record of a build ({error})", f"a file of schema {SCHEMA}", fix) from error
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
