@@ -40,7 +40,7 @@ class Family:
         if name not in sizes:
             raise SpecError(f"{self.name} has no size {name!r}", closest(name, sizes), f"porter specs show {self.name}")
         try:
-            return Size.model_validate(sizes[name])
+            return Size.model_validate(sizes[name].plain())
         except ValidationError as error:
             raise spec_error(error, Size, self.tree, ("sizes", name)) from error
 
