@@ -49,6 +49,16 @@ class Map(dict[str, Any]):
             twin.put(key, value.copy() if isinstance(value, Map) else value, self.where.get(key))
         return twin
 
+    def plain(self) -> dict[str, Any]:
+        """The values as ordinary dicts, at any depth: what JSON and dataclasses can copy."""
+        return {key: _unplaced(value) for key, value in self.items()}
+
+
+def _unplaced(value: Any) -> Any:
+    if isinstance(value, Map):
+        return value.plain()
+    return [_unplaced(item) for item in value] if isinstance(value, list) else value
+
 
 def read_map(path: Path) -> Map:
     """The YAML map in the file `path`.
