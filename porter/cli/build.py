@@ -27,8 +27,8 @@ def build(
 ) -> None:
     """Build MODEL: a size (gemma-7b), a family with --size, a spec file, or a folder with a checkpoint."""
     from porter.cli.summary import print_build
-    from porter.models.build import DEFAULT_DTYPE
     from porter.models.build import build as make
+    from porter.models.choices import DEFAULT_DTYPE
 
     made = make(
         model, size=size, weights=weights, overrides=overrides, dtype=dtype or DEFAULT_DTYPE, ops=ops or "auto",

@@ -47,7 +47,7 @@ def diff(
     """
     from porter.reports.write import check_writable
 
-    check_writable(out)
+    check_writable(out, json_path=Path(json_path) if json_path and json_path != "-" else None)
     keep_freed_memory()
     from porter.cli.progress import stage_progress
     from porter.comparison.diff import diff as compare

@@ -18,7 +18,8 @@ from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName, Ve
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
 from porter.comparison.verdicts import FAIL_ON, summarize, summarize_exact
 from porter.errors import UsageError, closest
-from porter.models.build import DEFAULT_DTYPE, Build, pick_device, pick_ops, plan_build
+from porter.models.build import Build, plan_build
+from porter.models.choices import DEFAULT_DTYPE, pick_device, pick_ops
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
 from porter.models.records import read_build
@@ -81,7 +82,6 @@ def diff(
     Raises:
         PorterError: the comparison could not be made.
     """
-    started = time.perf_counter()
     if reference != "hf":
         raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
     for each in fail_on:
@@ -99,14 +99,15 @@ def diff(
         tokenizer = load_tokenizer(folder)
         run.found.checks = check_tokenizer(build.blueprint, folder, tokenizer) + check_config(build)
         given = prompt if prompt is not None or prompts is not None else build.prompt
-        run.found.prompts = read_prompts(build.blueprint, tokenizer, given, prompts, tokens or build.tokens)
+        run.found.prompts = read_prompts(
+            build.blueprint, tokenizer, given, prompts, build.tokens if tokens is None else tokens
+        )
     _run_stages(run, folder, progress)
     if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
             run.found.axes = observe_axes(
                 build.blueprint, build.reader(), run.captured, getattr(torch, build.dtype), run.device
             )
-    run.timings_s["total"] = time.perf_counter() - started
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
     )

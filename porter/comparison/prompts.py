@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -84,12 +85,11 @@ def _from_file(path: Path) -> list[str | list[int]]:
     if path.suffix != ".jsonl":
         return [text]
     found: list[str | list[int]] = []
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # splitlines would split at U+2028 within a string
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
-            found.append(value if isinstance(value, str) else value["ids"] if "ids" in value else value["text"])
+            found.append(_line(json.loads(line)))
         except (ValueError, KeyError, TypeError) as error:
             raise ArtifactError(
                 f"{path}:{number}: no prompt", 'a string, {"text": "…"} or {"ids": [1, 2]} on each line', "Correct it."
@@ -97,6 +97,16 @@ def _from_file(path: Path) -> list[str | list[int]]:
     if not found:
         raise ComparisonError(f"{path} holds no prompt", "a prompt a line", "Add one.")
     return found
+
+
+def _line(value: Any) -> str | list[int]:
+    """The prompt of one line's JSON; raises TypeError or KeyError where there is none."""
+    if isinstance(value, str):
+        return value
+    kind, prompt = (list, value["ids"]) if "ids" in value else (str, value["text"])
+    if not isinstance(prompt, kind):
+        raise TypeError(f"expected a {kind.__name__}")
+    return prompt
 
 
 def _read(path: Path) -> str:
@@ -110,18 +120,20 @@ def _read(path: Path) -> str:
 def _encode(blueprint: Blueprint, tokenizer: Tokenizer | None, prompt: str | list[int], tokens: int | None) -> Prompt:
     if isinstance(prompt, list):
         ids = prompt
-        if any(not isinstance(i, int) or not 0 <= i < blueprint.dims.vocab for i in ids):
+        if any(type(i) is not int or not 0 <= i < blueprint.dims.vocab for i in ids):
             raise UsageError(
                 "a prompt has ids outside the vocabulary", f"0 to {blueprint.dims.vocab - 1}", "Correct it."
             )
         return _prompt("given ids", ids[:tokens], tokenizer)
+    if not prompt:
+        return _prompt("", (), tokenizer)
     if tokenizer is None:
         raise UsageError(
             "these weights come without a tokenizer, so text has no ids",
             'a folder with tokenizer.json, or ids: --prompts FILE.jsonl with {"ids": [1, 2]}',
             "Leave --prompt out to run on seeded ids.",
         )
-    ids = tokenizer.encode(prompt).ids if prompt else []
+    ids = tokenizer.encode(prompt).ids
     return _prompt(prompt[:60].replace("\n", " "), ids[:tokens], tokenizer)
 
 

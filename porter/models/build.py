@@ -5,20 +5,19 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from porter.errors import PreflightError, SpecError, UsageError, closest
+from porter.errors import PreflightError, SpecError, UsageError
+from porter.models.choices import DEFAULT_DTYPE, check_flags, pick_device, pick_ops
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import Family, find_family, find_model_type, find_size
 from porter.specs.overrides import parse_override
 from porter.specs.resolve import Resolved, check_config_is_read, resolve
-from porter.weights.sources import STORED, Source, find_weights, random_folder, read_config
+from porter.weights.sources import Source, find_weights, random_folder, read_config
 
 if TYPE_CHECKING:
     from porter.models.decoder import Decoder
     from porter.weights.reader import WeightReader
-
-DEFAULT_DTYPE = "bfloat16"
 
 
 @dataclass(frozen=True)
@@ -109,24 +108,6 @@ class Build:
         return resolve(self.family, self.config, overrides, tokenizer)
 
 
-def pick_device(name: str) -> str:
-    """The device: auto is cuda where there is one."""
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UsageError("--device cuda, but torch sees no GPU", "a CUDA device, or --device cpu", "Pass --device cpu.")
-    return name
-
-
-def pick_ops(name: str, device: str) -> Literal["reference", "triton"]:
-    """The ops: auto is triton on a GPU, else reference."""
-    if name == "auto":
-        return "triton" if device.startswith("cuda") else "reference"
-    return "triton" if name == "triton" else "reference"
-
-
 def build(
     model: str,
     *,
@@ -186,8 +167,7 @@ def plan_build(
     fetch: bool = True,
 ) -> Build:
     """The build of `model`, neither checked against its tensors nor recorded."""
-    if dtype not in STORED:
-        raise UsageError(f"--dtype {dtype!r}", closest(dtype, STORED), "Name one of them.")
+    check_flags(dtype, ops, device, tokens)
     family, size, weights = _find(model, size, weights)
     frozen = family.size(size) if size else None
     weights = weights or (frozen.hf if frozen and frozen.hf else "random:stress")

@@ -4,6 +4,8 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from porter.errors import ArtifactError, UsageError
 from porter.models.build import Build
 
@@ -39,18 +41,28 @@ def read_build(name: str | None, folder: Path = BUILDS) -> Build | None:
         current = folder / "current"
         if not current.is_file():
             raise UsageError("nothing was built in this folder yet", "a build", "For example: porter build gemma-7b")
-        name = current.read_text(encoding="utf-8").strip()
+        name = current.read_text(encoding="utf-8", errors="replace").strip()
+        if "/" in name or not (folder / name / "build.json").is_file():
+            wrong = f"{current} names {name!r}, and there is no such build"
+            raise ArtifactError(wrong, "the name of a folder beside it", "Run porter build again.")
     path = folder / name / "build.json"
     if "/" in name or not path.is_file():
         return None
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-        if values.pop("schema") != SCHEMA:
+        if values["schema"] != SCHEMA:
             raise KeyError("schema")
-        return Build(**{**values, "overrides": tuple(values["overrides"])})
+        return TypeAdapter(Build).validate_python(values)
     except (ValueError, KeyError, TypeError) as error:
-        fix = "Run porter build again."
-        raise ArtifactError(f"{path} is no record of a build ({error})", f"a file of schema {SCHEMA}", fix) from error
+        wrong = f"{path} is no record of a build ({_reason(error)})"
+        raise ArtifactError(wrong, f"a file of schema {SCHEMA}", "Run porter build again.") from error
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+    return str(error)
 
 
 def _write_whole(path: Path, text: str) -> None:
