@@ -1,0 +1,63 @@
+"""The weight ledger: each tensor used once, or the reason why not."""
+
+import pytest
+
+from porter.errors import WeightError
+from porter.specs.blueprint import Blueprint
+from porter.specs.family import find_family
+from porter.specs.ledger import layout, make_ledger, rule_for, sources
+from porter.specs.resolve import resolve_size
+from porter.specs.tree import builtin_spec_names
+
+
+def tiny(name: str) -> Blueprint:
+    return resolve_size(find_family(name), "tiny").blueprint
+
+
+def shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
+    return {entry.source: entry.shape for entry in layout(blueprint).values()}
+
+
+@pytest.mark.parametrize("name", builtin_spec_names())
+def test_a_checkpoint_of_porters_layout_is_used_up(name: str) -> None:
+    blueprint = tiny(name)
+    ledger = make_ledger(blueprint, shapes(blueprint))
+    assert set(ledger.entries) == set(blueprint.parameters())
+    assert (ledger.ignored, ledger.twins) == ((), ())
+
+
+def test_where_a_parameter_lies() -> None:
+    blueprint = tiny("llama")
+    parameters = blueprint.parameters()
+    assert sources(blueprint, parameters["layers.1.attn.q.weight"]) == ["model.layers.1.self_attn.q_proj.weight"]
+    assert rule_for(blueprint, "final_norm")[0].src == ("model.norm",)
+    gpt2 = layout(tiny("gpt2"))["layers.0.mlp.up.weight"]
+    assert (gpt2.parameter.shape, gpt2.shape) == ((384, 96), (96, 384))  # stored [in, out]
+
+
+def test_prefixes_may_lack_and_alternatives_serve() -> None:
+    gpt2 = tiny("gpt2")
+    bare = {name.removeprefix("transformer."): shape for name, shape in shapes(gpt2).items()}
+    assert set(make_ledger(gpt2, bare).entries) == set(gpt2.parameters())
+    neox = tiny("gpt_neox")
+    renamed = {name.replace("embed_out", "lm_head"): shape for name, shape in shapes(neox).items()}
+    assert make_ledger(neox, renamed).entries["head.weight"].source == "lm_head.weight"
+
+
+def test_a_stored_head_that_is_tied_is_a_twin() -> None:
+    blueprint = tiny("gemma")
+    stored = {**shapes(blueprint), "lm_head.weight": (512, 96)}
+    assert make_ledger(blueprint, stored).twins == (("lm_head.weight", "model.embed_tokens.weight"),)
+
+
+def test_what_is_wrong_is_named() -> None:
+    blueprint = tiny("llama")
+    good = shapes(blueprint)
+    less = {name: shape for name, shape in good.items() if "layers.1.self_attn.q_proj.weight" not in name}
+    with pytest.raises(WeightError, match=r"1 parameter without a tensor: layers\.1\.attn\.q\.weight"):
+        make_ledger(blueprint, less)
+    with pytest.raises(WeightError, match=r"1 tensor that no parameter takes: model\.extra"):
+        make_ledger(blueprint, {**good, "model.extra": (1,)})
+    with pytest.raises(WeightError, match=r"model\.norm\.weight has shape \[5\]"):
+        make_ledger(blueprint, {**good, "model.norm.weight": (5,)})
+    assert make_ledger(blueprint, {**good, "model.rotary_emb.inv_freq": (8,)}).ignored == ("model.rotary_emb.inv_freq",)
