@@ -202,7 +202,7 @@ def check_weights(made: Build) -> None:
 def _find(model: str, size: str | None, weights: str | None) -> tuple[Family, str | None, str | None]:
     """Family, size and weights that a model argument means."""
     folder = Path(model).expanduser()
-    if (folder / "config.json").is_file():
+    if (folder / "config.json").is_file() or ("/" in model and folder.is_dir()):
         config = read_config(folder)
         return find_model_type(str(config.get("model_type"))), size, weights or str(folder)
     if model.endswith((".yaml", ".yml")) or "/" in model:
