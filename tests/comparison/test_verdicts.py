@@ -5,7 +5,7 @@ import math
 import pytest
 
 from porter.comparison.report import Check, Local, NodeDiff, Stage
-from porter.comparison.verdicts import FLOORS, THRESHOLDS, conclude, judge, suspects, summarize, summarize_exact
+from porter.comparison.verdicts import FLOORS, THRESHOLDS, conclude, judge, summarize, summarize_exact, suspects
 
 NAN, INF = math.nan, math.inf
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from porter.models.build import Build, plan_build
+from porter.models.save import save_checkpoint
 from porter.specs import builtin_spec_names
 
 FAMILIES = builtin_spec_names()
@@ -37,3 +38,9 @@ def random_ids(build: Build, length: int, batch: int = 1) -> Tensor:
     """[batch, length], seeded."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(build.blueprint.dims.vocab, (batch, length), generator=generator)
+
+
+def save_tiny(spec: str, folder: Path, dtype: str = "float32") -> Path:
+    """The tiny size of a family, written to `folder` as a checkpoint."""
+    save_checkpoint(tiny(spec, dtype=dtype), folder)
+    return folder
