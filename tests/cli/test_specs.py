@@ -78,8 +78,11 @@ def test_show_with_changes() -> None:
 def test_check() -> None:
     lines = output("check", "gemma", "smollm2-135m").splitlines()
     assert [line.split()[:3] for line in lines] == [
-        ["gemma", "gemma-2b", "OK"], ["gemma", "gemma-7b", "OK"], ["gemma", "tiny", "OK"], ["llama", "smollm2-135m", "OK"],
-    ]  # fmt: skip
+        ["gemma", "gemma-2b", "OK"],
+        ["gemma", "gemma-7b", "OK"],
+        ["gemma", "tiny", "OK"],
+        ["llama", "smollm2-135m", "OK"],
+    ]
     assert lines[1].endswith("28 layers, 254 tensors, 8,537,680,896 parameters")
 
 
@@ -128,8 +131,10 @@ def test_exact_runs_every_family_and_fails_on_one(runs: list[tuple[str, str, str
 def test_exact_runs_what_it_is_told(runs: list[tuple[str, str, str, int]]) -> None:
     assert porter("exact", "gemma", "gemma-3-270m", "--demo").exit_code == 0
     assert runs == [
-        ("gemma", "tiny", "random:stress", 320), ("gemma3", "gemma-3-270m", "demo", 640), ("llama", "smollm2-135m", "demo", 640),
-    ]  # fmt: skip
+        ("gemma", "tiny", "random:stress", 320),
+        ("gemma3", "gemma-3-270m", "demo", 640),
+        ("llama", "smollm2-135m", "demo", 640),
+    ]
 
 
 def test_exact_refuses_a_name_before_it_runs_anything(runs: list[tuple[str, str, str, int]]) -> None:
