@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from porter.comparison.report import Prompt
 from porter.errors import ArtifactError, ComparisonError, UsageError
+from porter.models.decoder import check_length
 from porter.specs.blueprint import Blueprint
 
 DEFAULT_TOKENS = 640
@@ -34,7 +35,7 @@ def read_prompts(
 
     Raises:
         ArtifactError: a file cannot be read.
-        UsageError: text without a tokenizer, ids outside the vocabulary, or no tokens asked for.
+        UsageError: text without a tokenizer, ids outside the vocabulary, no tokens asked for, or too many.
         ComparisonError: a prompt without tokens.
     """
     if tokens is not None and tokens < 1:
@@ -47,6 +48,7 @@ def read_prompts(
     for each in found:
         if not each.ids:
             raise ComparisonError("the prompt has no tokens", "at least one token", "Give text, or leave --prompt out.")
+        check_length(blueprint, each.length)
     return found
 
 
