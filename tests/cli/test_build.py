@@ -98,7 +98,8 @@ def test_a_spec_file_by_path_has_a_tiny_size() -> None:
         "extends: gemma3\nmodel_type: gemma3_text\narchitecture: Gemma3ForCausalLM\nsizes:\n  tiny:\n    config:\n"
         "      {vocab_size: 64, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2, num_attention_heads: 2,\n"
         "       num_key_value_heads: 1, head_dim: 16, max_position_embeddings: 512, rms_norm_eps: 1.0e-6,\n"
-        "       query_pre_attn_scalar: 16, sliding_window: 8, sliding_window_pattern: 2, rope_theta: 1.0e+6, rope_local_base_freq: 10000.0,\n"
+        "       query_pre_attn_scalar: 16, sliding_window: 8, sliding_window_pattern: 2,\n"
+        "       rope_theta: 1.0e+6, rope_local_base_freq: 10000.0,\n"
         "       hidden_activation: gelu_pytorch_tanh, bos_token_id: 2, eos_token_id: 1, pad_token_id: 0}\n"
     )
     result = porter("build", "mine.yaml", *TINY)
