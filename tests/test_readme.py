@@ -67,7 +67,7 @@ def test_a_new_architecture_is_yaml_alone(text: str, tmp_path: Path, monkeypatch
     for arguments in (
         ("specs", "check", spec),
         ("build", spec, "--size", "tiny", "--weights", "random:stress"),
-        ("diff", "--tokens", str(TOKENS), "--json", "report.json"),
+        ("diff", "--tokens", str(TOKENS), "--fail-on", "exact", "--json", "report.json"),
     ):
         result = run(*arguments)
         assert result.exit_code == 0, f"porter {shlex.join(arguments)}\n{result.output}"
