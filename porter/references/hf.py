@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from porter.errors import ComparisonError
+from porter.errors import ComparisonError, WeightError
 from porter.models.matmul import quick_matmul
 from porter.references.float64 import Float64
 from porter.references.hooks import Hook, hooks_of_head, hooks_of_layer
@@ -191,11 +191,30 @@ class HfReference:
 
 
 def load_pinned(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """HF's model of a HF-layout folder, in eval mode; dtype goes through from_pretrained, so tables stay HF's own."""
+    """HF's model of a HF-layout folder, in eval mode; dtype goes through from_pretrained, so tables stay HF's own.
+
+    Raises:
+        WeightError: HF lacks a tensor, does not know one, or expects another shape; it would fill it at random.
+    """
     with quiet_transformers():
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", local_files_only=True
-        )
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )  # fmt: skip
+    model, info = loaded
+    for problem, what in (
+        ("missing_keys", "are not in the checkpoint, but HF's model has them"),
+        ("unexpected_keys", "are in the checkpoint, but HF's model has no such tensors"),
+        ("mismatched_keys", "have another shape in HF's model"),
+    ):
+        if info[problem]:
+            names = sorted(str(key[0] if isinstance(key, tuple) else key) for key in info[problem])
+            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            raise WeightError(
+                f"{', '.join(names[:3])}{more}: {what}",
+                f"the tensors of {type(model).__name__}",
+                "Correct `weights`, or the axis that adds or shapes them, in the spec; then build again.",
+            )
     return _aligned(model.to(device).eval())
 
 

@@ -41,6 +41,7 @@ WORDS: dict[Verdict, str] = {
 }
 MOST_OFFENDERS = 8
 NAME_WIDTH = 26  # layers.17.attn.post_norm is 23
+STRIP_LABEL = len("precision bfloat16") + 2
 QUIET = "dim"
 
 
@@ -71,12 +72,13 @@ def render(report: DiffReport, console: Console, *, folder: Path | None = None) 
 
 def render_timings(report: DiffReport, console: Console) -> None:
     """Prints where the time went, longest step marked by its share."""
-    total = sum(report.timings_s.values())
+    steps = {step: seconds for step, seconds in report.timings_s.items() if step != "total"}
+    total = report.timings_s.get("total", sum(steps.values()))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("step")
     table.add_column("seconds", justify="right")
     table.add_column("share", justify="right")
-    for step, seconds in report.timings_s.items():
+    for step, seconds in steps.items():
         share = seconds / total if total else 0.0
         table.add_row(Text(step), f"{seconds:.1f}", f"{share:.0%}", Text("█" * round(20 * share), QUIET))
     table.add_row("total", f"{total:.1f}", "", style="bold")
@@ -148,14 +150,14 @@ def _print_strips(report: DiffReport, console: Console) -> None:
     group = _layers_a_bar(report.num_layers, console.width - 40)
     console.print()
     several = f"   {group} layers a bar" if group > 1 else ""
-    _line(console, (f"{'':17}{_ruler(report.num_layers, group)}{several}", QUIET))
+    _line(console, (f"{'':{STRIP_LABEL + 2}}{_ruler(report.num_layers, group)}{several}", QUIET))
     for stage, found in rows:
         bars = [(BARS[status], COLOURS[status]) for status in _grouped(found, report.num_layers, group)]
         strip = Text.assemble(bars[0], " ", *bars[1:-2], " ", *bars[-2:])
-        _line(console, (f"{stage.name} {stage.dtype}".ljust(15), QUIET), strip)
+        _line(console, (f"{stage.name} {stage.dtype}".ljust(STRIP_LABEL), QUIET), strip)
     used = {block.status for _, found in rows for block in found}
     legend = "  ".join(f"{BARS[status]} {WORDS[status]}" for status in BARS if status in used)
-    _line(console, (f"{'':15}embedding, layers, final norm and logits: {legend}", QUIET))
+    _line(console, (f"{'':{STRIP_LABEL}}embedding, layers, final norm and logits: {legend}", QUIET))
 
 
 def _layers_a_bar(num_layers: int, width: int) -> int:

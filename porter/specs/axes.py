@@ -48,10 +48,7 @@ def changes(blueprint: Blueprint) -> Iterator[Change]:
                 blocks = (*blueprint.blocks[:layer], block, *blueprint.blocks[layer + 1 :])
                 changed = blueprint.model_copy(update={"blocks": blocks})
                 yield Change(f"block.{path}", value, tried, changed, layer, _is_rounding(path))
-    if blueprint.head.softcap:
-        head = blueprint.head.model_copy(update={"softcap": None})
-        changed = blueprint.model_copy(update={"head": head})
-        yield Change("head.softcap", blueprint.head.softcap, None, changed, None, False)
+    yield from _head_changes(blueprint)
 
 
 def first_of_each_kind(blueprint: Blueprint) -> list[int]:
@@ -77,12 +74,21 @@ def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
         yield Change(f"embed.{name}", value, other, changed, None, _is_rounding(name))
 
 
+def _head_changes(blueprint: Blueprint) -> Iterator[Change]:
+    for name, neutral in (("softcap", None), ("mul", 1.0), ("div", 1.0)):
+        value = getattr(blueprint.head, name)
+        if value != neutral:
+            head = blueprint.head.model_copy(update={name: neutral})
+            changed = blueprint.model_copy(update={"head": head})
+            yield Change(f"head.{name}", value, neutral, changed, None, False)
+
+
 def _norm_changes(blueprint: Blueprint) -> Iterator[Change]:
     norm = blueprint.norm
     tried: list[tuple[str, Any, Any]] = [("eps", norm.eps, norm.eps * 10)]
     if norm.affine:
         tried.append(("offset", norm.offset, 1 - norm.offset))
-    if norm.math != "fused":
+    if norm.kind == "rms":
         tried.append(("math", norm.math, _SWAPS["math"][norm.math]))
     for name, value, other in tried:
         changed_norm = norm.model_copy(update={name: other})
@@ -114,6 +120,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     if rope is not None:
         yield "rope.theta", rope.theta, rope.theta * 1.02
         yield "rope.style", rope.style, _SWAPS["rope.style"][rope.style]
+        if rope.partial != 1.0 and rope.dim is None:
+            yield "rope.partial", rope.partial, 1.0
         if rope.scaling is not None and rope.scaling.rope_type != "default":
             yield "rope.scaling", rope.scaling.rope_type, None
         for name in ("inv_freq_dtype", "pos_dtype", "table_dtype", "apply_dtype"):

@@ -43,10 +43,6 @@ class Map(dict[str, Any]):
         else:
             self.where[key] = where
 
-    def plain(self) -> dict[str, Any]:
-        """The map without places, as JSON has it."""
-        return {key: value.plain() if isinstance(value, Map) else value for key, value in self.items()}
-
     def copy(self) -> "Map":
         twin = Map()
         for key, value in self.items():

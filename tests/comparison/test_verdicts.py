@@ -54,8 +54,8 @@ def test_a_node_passes_up_to_the_first_limit_and_fails_past_the_second(stage_nam
 
 
 def test_a_reason_names_the_number_and_its_limit() -> None:
-    assert judge("precision", "bfloat16", "observable", local(4.5), (0, 0)) == ("FAIL", "rho 4.5 > 3")
-    assert judge("precision", "bfloat16", "gauge", local(4.5), (0, 0)) == ("WARN", "rho 4.5 > 3 (gauge)")
+    assert judge("precision", "bfloat16", "observable", local(4.5), (0, 0)) == ("FAIL", "ρ 4.5 > 3")
+    assert judge("precision", "bfloat16", "gauge", local(4.5), (0, 0)) == ("WARN", "ρ 4.5 > 3 (gauge)")
 
 
 @pytest.mark.parametrize(

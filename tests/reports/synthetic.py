@@ -62,8 +62,8 @@ def propagated(rng: random.Random, dtype: str, place: int, rho: float, *, bit_eq
 def judge(rho: float, dtype: str, *, gauge: bool) -> tuple[Verdict, str]:
     passing, failing = THRESHOLDS[dtype]["rho"]
     if rho > failing and not gauge:
-        return "FAIL", f"rho {rho:.3g} > {failing:g}"
-    return ("WARN", f"rho {rho:.3g} > {passing:g}") if rho > passing else ("PASS", "")
+        return "FAIL", f"ρ {rho:.3g} > {failing:g}"
+    return ("WARN", f"ρ {rho:.3g} > {passing:g}") if rho > passing else ("PASS", "")
 
 
 def shape_of(name: str) -> tuple[int, ...]:

@@ -135,7 +135,7 @@ def test_the_failing_stage_is_shown_first() -> None:
 
 def test_offenders_are_listed_and_the_rest_folded() -> None:
     text = Page(own(page_of("failing"))).text
-    assert "all 216 nodes" in text and "rho 924 > 10" in text
+    assert "all 216 nodes" in text and "ρ 924 > 10" in text
 
 
 def test_axes_not_seen_come_first_with_the_reason() -> None:
