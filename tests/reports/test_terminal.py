@@ -55,8 +55,8 @@ def test_markup_in_a_report_is_text() -> None:
 
 def test_strip_tells_status_by_shape() -> None:
     lines = shown(synthetic.undecided()).splitlines()
-    (strip,) = (line for line in lines if line.startswith("precision bf16 ▁"))
-    assert strip == "precision bf16 ▁ ▁▁▁▁??▁▁▁█▁▁▁▁▁▁▁▁ ▁▁"
+    (strip,) = (line for line in lines if line.startswith("precision bf16") and "▁" in line)
+    assert strip == "precision bf16      ▁ ▁▁▁▁??▁▁▁█▁▁▁▁▁▁▁▁ ▁▁"
 
 
 @pytest.mark.parametrize("num_layers", [1, 18, 80, 126])
