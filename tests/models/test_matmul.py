@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from porter.models import matmul
-from porter.models.matmul import Float32Matmul, needs_float32, quick_matmul
+from porter.models.matmul import _PRODUCTS, Float32Matmul, needs_float32, quick_matmul
 
 CPU, NARROW = torch.device("cpu"), [torch.bfloat16, torch.float16]
 
@@ -28,14 +29,28 @@ PRODUCTS = {
 }
 
 
+class Multiplied(TorchFunctionMode):
+    """Notes the dtypes that torch is left to multiply."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func in _PRODUCTS:
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
 @pytest.mark.parametrize("dtype", NARROW, ids=str)
 @pytest.mark.parametrize("product", PRODUCTS)
 def test_a_narrow_product_is_the_float32_product_rounded_once(product: str, dtype: torch.dtype) -> None:
     given = operands(dtype)
     wanted = PRODUCTS[product](*(each.float() for each in given)).to(dtype)
-    with Float32Matmul():
+    with Multiplied() as multiplied, Float32Matmul():
         found = PRODUCTS[product](*given)
     assert found.dtype == dtype and torch.equal(found, wanted)
+    assert multiplied.dtypes == {torch.float32}  # torch's own narrow product may have the same bits at this size
 
 
 @pytest.mark.parametrize("product", PRODUCTS)

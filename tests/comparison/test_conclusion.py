@@ -1,0 +1,66 @@
+"""The one sentence: verdict, node, number, and where to look."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from porter.comparison.conclusion import Findings, make_report
+from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Stage
+from tests.models.tiny import tiny
+
+STAGE = Stage("semantics", "float32", "PASS", 1, None, "")
+
+
+def node(status: str, name: str = "layers.0.attn.ctx", reason: str = "rho 12 > 10") -> NodeDiff:
+    local = None if status == "NOT_COMPARED" else Local(1.0, 1.0, 1.0, 1.0, 0, ())
+    return NodeDiff(name, "observable", "semantics", "float32", (1,), status, reason, local=local)
+
+
+def report(*, nodes=(), stages=(STAGE,), checks=(), fail_on=(), command: str = "") -> DiffReport:
+    found = Findings(
+        nodes=list(nodes), stages=list(stages), checks=list(checks), declared={each.name for each in nodes}
+    )
+    return make_report(tiny("gemma"), found, ops="reference", device=torch.device("cpu"), fail_on=fail_on,
+                       command=command, timings_s={"weights": 0.12345})  # fmt: skip
+
+
+def stage(status: str, name: str = "semantics", detail: str = "rho 5 > 4") -> Stage:
+    return Stage(name, "float32", status, 3, "layers.0.attn.norm", detail)
+
+
+CASES = [
+    ({"nodes": [node("PASS")]}, 0, "PASS: 1 nodes of 3 layers agree with the reference in float32."),
+    ({"nodes": [node("FAIL")], "stages": [stage("FAIL")]}, 1,
+     "FAIL at layers.0.attn.ctx (semantics, float32): rho 12 > 10. Look at block.rope.*"),
+    ({"nodes": [node("INCONCLUSIVE")], "stages": [stage("INCONCLUSIVE")]}, 4, "INCONCLUSIVE: 1 nodes compared;"),
+    ({"stages": ()}, 4, "INCONCLUSIVE: 0 nodes compared;"),
+    ({"stages": [stage("WARN")]}, 0, "WARN at layers.0.attn.norm (semantics, float32): rho 5 > 4."),
+    ({"stages": [stage("WARN")], "fail_on": ["warn"]}, 1, "FAIL at layers.0.attn.norm (semantics, float32): rho 5"),
+    ({"stages": [stage("WARN", "exact", "1 of 3 nodes differ"), STAGE]}, 0,
+     "WARN at layers.0.attn.norm (exact, float32): 1 of 3 nodes differ. Same function, other rounding: look at norm.*"),
+    ({"stages": [stage("WARN", "exact", "d"), STAGE], "fail_on": ["exact"]}, 1, "FAIL at layers.0.attn.norm (exact"),
+    ({"stages": [stage("WARN", "exact", "d"), stage("WARN")], "fail_on": ["exact"]}, 1,
+     "FAIL at layers.0.attn.norm (exact"),
+    ({"checks": [Check("config", "WARN", "differs")]}, 0, "WARN: config differs."),
+    ({"nodes": [node("PASS"), node("NOT_COMPARED", "logits")], "fail_on": ["missing"]}, 1, "FAIL: 1 nodes were not"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "exit_code", "sentence"), CASES, ids=lambda each: str(each)[:40])
+def test_the_sentence_says_what_happened(given: dict, exit_code: int, sentence: str) -> None:
+    found = report(**given)
+    assert found.sentence.startswith(sentence) and found.exit_code == exit_code
+    assert "\n" not in found.sentence and found.sentence.startswith(found.verdict)
+
+
+def test_a_report_says_where_it_ran(tmp_path: Path) -> None:
+    found = report(nodes=[node("PASS")], command="porter diff gemma")
+    assert {"porter", "python", "torch", "transformers", "threads", "TF32", "TRITON_DEFAULT_FP_FUSION"} <= set(
+        found.environment
+    )
+    assert found.environment["torch"] == torch.__version__ and found.command == "porter diff gemma"
+    assert found.timings_s == {"weights": 0.123} and found.created.endswith("+00:00")
+    assert found.thresholds["bfloat16"] == {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)}
+    assert (found.port.what, found.weights, found.num_layers) == ("gemma-tiny, executor", "random:stress", 3)
+    assert report().command == "porter.diff('gemma-tiny')"
