@@ -18,9 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from porter_kernels.elementary import sigmoid
-from porter_kernels.launch import as_rows, launching, tl, triton
-
-BLOCK_F = 1024
+from porter_kernels.launch import as_rows, block_size, launching, rows_per_program, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -108,33 +106,42 @@ def _activate(x, ACT: tl.constexpr):
 
 
 @triton.jit
+def _tile(length, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr):
+    """This program's rows, [N, 1], and columns, [1, F]: tiles of the same rows are neighbours."""
+    program, tiles = tl.program_id(0).to(tl.int64), tl.cdiv(length, BLOCK_F)
+    rows = (program // tiles) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    cols = (program % tiles) * BLOCK_F + tl.arange(0, BLOCK_F)[None, :]
+    return rows, cols
+
+
+@triton.jit
 def _forward_kernel(
-    gate_ptr, up_ptr, y_ptr, length, gate_stride, up_stride,
-    ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_F: tl.constexpr,
+    gate_ptr, up_ptr, y_ptr, N, length, gate_stride, up_stride,
+    ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) // tl.cdiv(length, BLOCK_F)
-    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(length, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
-    mask = cols < length
-    y, _ = _activate(tl.load(gate_ptr + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32), ACT)  # [F]
+    rows, cols = _tile(length, BLOCK_N, BLOCK_F)
+    mask = (rows < N) & (cols < length)
+    gate = tl.load(gate_ptr + rows * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [N, F]
+    y, _ = _activate(gate, ACT)
     if GATED:
-        y *= tl.load(up_ptr + row * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
-    tl.store(y_ptr + row * length + cols, y, mask=mask)
+        y *= tl.load(up_ptr + rows * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [N, F]
+    tl.store(y_ptr + rows * length + cols, y, mask=mask)
 
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, length, dy_stride, gate_stride, up_stride,
-    ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_F: tl.constexpr,
+    dy_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, N, length, dy_stride, gate_stride, up_stride,
+    ACT: tl.constexpr, GATED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_F: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64) // tl.cdiv(length, BLOCK_F)
-    cols = (tl.program_id(0).to(tl.int64) % tl.cdiv(length, BLOCK_F)) * BLOCK_F + tl.arange(0, BLOCK_F)
-    mask = cols < length
-    y, dydx = _activate(tl.load(gate_ptr + row * gate_stride + cols, mask=mask, other=0.0).to(tl.float32), ACT)  # [F]
-    dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
+    rows, cols = _tile(length, BLOCK_N, BLOCK_F)
+    mask = (rows < N) & (cols < length)
+    gate = tl.load(gate_ptr + rows * gate_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [N, F]
+    y, dydx = _activate(gate, ACT)
+    dy = tl.load(dy_ptr + rows * dy_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [N, F]
     if GATED:
-        tl.store(dup_ptr + row * length + cols, dy * y, mask=mask)
-        dy *= tl.load(up_ptr + row * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [F]
-    tl.store(dgate_ptr + row * length + cols, dy * dydx, mask=mask)
+        tl.store(dup_ptr + rows * length + cols, dy * y, mask=mask)
+        dy *= tl.load(up_ptr + rows * up_stride + cols, mask=mask, other=0.0).to(tl.float32)  # [N, F]
+    tl.store(dgate_ptr + rows * length + cols, dy * dydx, mask=mask)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -153,10 +160,13 @@ def _forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
     y_NF = gate_NF.new_empty(gate_NF.shape)
     if gate_NF.numel():
         N, length, (gate_stride, up_stride) = _strides(gate_NF, gate_NF if up_NF is None else up_NF)
+        BLOCK_F = block_size(length)
+        BLOCK_N = rows_per_program(N, BLOCK_F)
         with launching("activation" if up_NF is None else "glu", gate_NF):
-            _forward_kernel[(N * triton.cdiv(length, BLOCK_F),)](
-                gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF, length=length, gate_stride=gate_stride, up_stride=up_stride,
-                ACT=act, GATED=up_NF is not None, BLOCK_F=BLOCK_F,
+            _forward_kernel[(triton.cdiv(N, BLOCK_N) * triton.cdiv(length, BLOCK_F),)](
+                gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF, N=N, length=length,
+                gate_stride=gate_stride, up_stride=up_stride, ACT=act, GATED=up_NF is not None,
+                BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
             )  # fmt: skip
     return y_NF
 
@@ -172,11 +182,13 @@ def _backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) ->
     dup_NF = gate_NF.new_empty(0 if up_NF is None else gate_NF.shape)
     if gate_NF.numel():
         N, length, (dy_stride, gate_stride, up_stride) = _strides(dy_NF, gate_NF, gate_NF if up_NF is None else up_NF)
+        BLOCK_F = block_size(length)
+        BLOCK_N = rows_per_program(N, BLOCK_F)
         with launching("activation" if up_NF is None else "glu", gate_NF):
-            _backward_kernel[(N * triton.cdiv(length, BLOCK_F),)](
-                dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF, length=length,
-                dy_stride=dy_stride, gate_stride=gate_stride, up_stride=up_stride,
-                ACT=act, GATED=up_NF is not None, BLOCK_F=BLOCK_F,
+            _backward_kernel[(triton.cdiv(N, BLOCK_N) * triton.cdiv(length, BLOCK_F),)](
+                dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF, N=N,
+                length=length, dy_stride=dy_stride, gate_stride=gate_stride, up_stride=up_stride,
+                ACT=act, GATED=up_NF is not None, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
             )  # fmt: skip
     return dgate_NF, dup_NF
 

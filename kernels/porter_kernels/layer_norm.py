@@ -14,7 +14,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, num_warps, tl, triton
+from porter_kernels.launch import (
+    as_rows,
+    launching,
+    next_power_of_2,
+    num_programs,
+    num_warps,
+    rows_per_program,
+    tl,
+    triton,
+)
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -68,58 +77,64 @@ def _fused_reference(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) 
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, H, D,
-    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, N, H, D,
+    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, PER_HEAD: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK_D)
-    mask = cols < D
-    x = tl.load(x_ptr + row * D + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
-    mean = tl.sum(x) / D
-    centred = tl.where(mask, x - mean, 0.0)  # [D]
-    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred) / D + eps)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
+    mask = (rows < N) & (cols < D)
+    x = tl.load(x_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+    mean = tl.sum(x, axis=1, keep_dims=True) / D  # [N, 1]
+    centred = tl.where(cols < D, x - mean, 0.0)  # [N, D]
+    rstd = 1.0 / tl.sqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / D + eps)  # [N, 1]
     y = centred * rstd
-    at = (row % H) * D + cols
+    at = cols  # [1, D]
+    if PER_HEAD:
+        at = (rows % H) * D + cols  # [N, D]
     if HAS_W:
-        y *= OFFSET + tl.load(w_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
+        y *= OFFSET + tl.load(w_ptr + at, mask=cols < D, other=0.0).to(tl.float32)
     if HAS_B:
-        y += tl.load(b_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
-    tl.store(mean_ptr + row, mean)
-    tl.store(rstd_ptr + row, rstd)
-    tl.store(y_ptr + row * D + cols, y, mask=mask)
+        y += tl.load(b_ptr + at, mask=cols < D, other=0.0).to(tl.float32)
+    tl.store(mean_ptr + rows, mean, mask=rows < N)
+    tl.store(rstd_ptr + rows, rstd, mask=rows < N)
+    tl.store(y_ptr + rows * D + cols, y, mask=mask)
 
 
 @triton.jit
 def _backward_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, N, H, D,
-    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_D: tl.constexpr,
+    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Program (p, h) takes every P-th row of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
+    # Program (p, h) takes every P-th tile of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
     head = tl.program_id(1).to(tl.int64)
-    cols = tl.arange(0, BLOCK_D)
-    mask = cols < D
+    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
     if HAS_W:
-        w = OFFSET + tl.load(w_ptr + head * D + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
-    dw = tl.zeros((BLOCK_D,), dtype=tl.float32)  # [D]
-    db = tl.zeros((BLOCK_D,), dtype=tl.float32)  # [D]
-    for row in range(tl.program_id(0).to(tl.int64) * H + head, N, tl.num_programs(0) * H):
-        at = row * D + cols
-        rstd = tl.load(rstd_ptr + row)
-        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D], 0 past D, so x_hat there does not count
-        x_hat = (x - tl.load(mean_ptr + row)) * rstd
+        w = OFFSET + tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
+    dw = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
+    db = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK_N, N // H, tl.num_programs(0) * BLOCK_N):
+        rows = (first + tl.arange(0, BLOCK_N)[:, None]) * H + head  # [N, 1]
+        mask = (rows < N) & (cols < D)
+        at = rows * D + cols
+        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        x_hat = (tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D], 0 past D: x_hat there does not count
         dx_hat = dy
         if HAS_W:
             dx_hat = dy * w
-        dx = (dx_hat - tl.sum(dx_hat) / D - x_hat * (tl.sum(dx_hat * x_hat) / D)) * rstd
-        tl.store(dx_ptr + at, dx, mask=mask)
+        mean_dx_hat = tl.sum(dx_hat, axis=1, keep_dims=True) / D  # [N, 1]
+        mean_product = tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / D  # [N, 1]
+        tl.store(dx_ptr + at, (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd, mask=mask)
         dw += dy * x_hat
         db += dy
-    at = (tl.program_id(0).to(tl.int64) * H + head) * D + cols
+    at = (tl.program_id(0).to(tl.int64) * H + head) * D + cols  # [1, D]
     if NEED_DW:
-        tl.store(dw_ptr + at, dw, mask=mask)
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
     if NEED_DB:
-        tl.store(db_ptr + at, db, mask=mask)
+        tl.store(db_ptr + at, tl.sum(db, axis=0, keep_dims=True), mask=cols < D)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -133,11 +148,12 @@ def _forward(
     y_ND, (mean_N, rstd_N) = torch.empty_like(x_ND), (x_ND.new_empty(N, dtype=torch.float32) for _ in range(2))
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
+        BLOCK_N = rows_per_program(N, BLOCK_D)
         with launching("layer_norm", x_ND):
-            _forward_kernel[(N,)](
-                x_ptr=x_ND, w_ptr=w_HD, b_ptr=b_HD, y_ptr=y_ND, mean_ptr=mean_N, rstd_ptr=rstd_N, H=H, D=D, eps=eps,
-                OFFSET=offset, HAS_W=w_HD is not None, HAS_B=b_HD is not None, BLOCK_D=BLOCK_D,
-                num_warps=num_warps(BLOCK_D),
+            _forward_kernel[(triton.cdiv(N, BLOCK_N),)](
+                x_ptr=x_ND, w_ptr=w_HD, b_ptr=b_HD, y_ptr=y_ND, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D,
+                eps=eps, OFFSET=offset, HAS_W=w_HD is not None, HAS_B=b_HD is not None, PER_HEAD=H > 1,
+                BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_N * BLOCK_D),
             )  # fmt: skip
     return y_ND, mean_N, rstd_N
 
@@ -156,16 +172,18 @@ def _backward(
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     N, D = x_ND.shape
-    P = min(N // H, max(num_programs(x_ND.device) // H, 1))
+    BLOCK_D = next_power_of_2(D)
+    BLOCK_N = rows_per_program(N // H, BLOCK_D)
+    P = min(-(-(N // H) // BLOCK_N), max(num_programs(x_ND.device) // H, 1))
     dx_ND = torch.empty_like(x_ND)
     dw_PHD, db_PHD = (x_ND.new_empty(P if need else 0, H, D, dtype=torch.float32) for need in (need_dw, need_db))
     if x_ND.numel():
-        BLOCK_D = next_power_of_2(D)
         with launching("layer_norm", x_ND):
             _backward_kernel[(P, H)](
                 dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w_HD, mean_ptr=mean_N, rstd_ptr=rstd_N,
                 dx_ptr=dx_ND, dw_ptr=dw_PHD, db_ptr=db_PHD, N=N, H=H, D=D, OFFSET=offset, HAS_W=w_HD is not None,
-                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_D),
+                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D,
+                num_warps=num_warps(BLOCK_N * BLOCK_D),
             )  # fmt: skip
     return dx_ND, dw_PHD.sum(0).to(x_ND.dtype), db_PHD.sum(0).to(x_ND.dtype)
 

@@ -13,7 +13,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, num_warps, tl, triton
+from porter_kernels.launch import (
+    as_rows,
+    launching,
+    next_power_of_2,
+    num_programs,
+    num_warps,
+    rows_per_program,
+    tl,
+    triton,
+)
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -54,45 +63,47 @@ def rms_norm_reference(
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, w_ptr, y_ptr, rstd_ptr, D,
-    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, BLOCK_D: tl.constexpr,
+    x_ptr, w_ptr, y_ptr, rstd_ptr, N, D,
+    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    cols = tl.arange(0, BLOCK_D)
-    mask = cols < D
-    x = tl.load(x_ptr + row * D + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x) / D + eps)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
+    mask = (rows < N) & (cols < D)
+    x = tl.load(x_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=1, keep_dims=True) / D + eps)  # [N, 1]
     y = x * rstd
     if HAS_W:
-        y *= OFFSET + tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
-    tl.store(rstd_ptr + row, rstd)
-    tl.store(y_ptr + row * D + cols, y, mask=mask)
+        y *= OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
+    tl.store(rstd_ptr + rows, rstd, mask=rows < N)
+    tl.store(y_ptr + rows * D + cols, y, mask=mask)
 
 
 @triton.jit
 def _backward_kernel(
     dy_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D,
-    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, BLOCK_D: tl.constexpr,
+    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    # Program p takes rows p, p + P, ... and keeps one float32 row of dw: no atomics, same bits each run.
-    cols = tl.arange(0, BLOCK_D)
-    mask = cols < D
+    # Program p takes tiles p, p + P, ... and keeps one float32 row of dw: no atomics, same bits each run.
+    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
     if HAS_W:
-        w = OFFSET + tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float32)  # [D]
-    dw = tl.zeros((BLOCK_D,), dtype=tl.float32)  # [D]
-    for row in range(tl.program_id(0).to(tl.int64), N, tl.num_programs(0)):
-        at = row * D + cols
-        rstd = tl.load(rstd_ptr + row)
-        x_hat = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32) * rstd  # [D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [D]
+        w = OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
+    dw = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
+    for first in range(tl.program_id(0).to(tl.int64) * BLOCK_N, N, tl.num_programs(0) * BLOCK_N):
+        rows = first + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+        mask = (rows < N) & (cols < D)
+        at = rows * D + cols
+        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        x_hat = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32) * rstd  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
         dx_hat = dy
         if HAS_W:
             dx_hat = dy * w
-        dx = (dx_hat - x_hat * (tl.sum(dx_hat * x_hat) / D)) * rstd
+        dx = (dx_hat - x_hat * (tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / D)) * rstd
         tl.store(dx_ptr + at, dx, mask=mask)
         dw += dy * x_hat
     if NEED_DW:
-        tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * D + cols, dw, mask=mask)
+        at = tl.program_id(0).to(tl.int64) * D + cols
+        tl.store(dw_ptr + at, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -104,10 +115,11 @@ def _forward(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple
     y_ND, rstd_N = torch.empty_like(x_ND), x_ND.new_empty(N, dtype=torch.float32)
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
+        BLOCK_N = rows_per_program(N, BLOCK_D)
         with launching("rms_norm", x_ND):
-            _forward_kernel[(N,)](
-                x_ptr=x_ND, w_ptr=w_D, y_ptr=y_ND, rstd_ptr=rstd_N, D=D, eps=eps,
-                OFFSET=offset, HAS_W=w_D is not None, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_D),
+            _forward_kernel[(triton.cdiv(N, BLOCK_N),)](
+                x_ptr=x_ND, w_ptr=w_D, y_ptr=y_ND, rstd_ptr=rstd_N, N=N, D=D, eps=eps, OFFSET=offset,
+                HAS_W=w_D is not None, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_N * BLOCK_D),
             )  # fmt: skip
     return y_ND, rstd_N
 
@@ -122,14 +134,16 @@ def _backward(
     dy_ND: Tensor, x_ND: Tensor, w_D: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
     N, D = x_ND.shape
-    P = min(N, num_programs(x_ND.device))
+    BLOCK_D = next_power_of_2(D)
+    BLOCK_N = rows_per_program(N, BLOCK_D)
+    P = min(-(-N // BLOCK_N), num_programs(x_ND.device))
     dx_ND, dw_PD = torch.empty_like(x_ND), x_ND.new_empty(P if need_dw else 0, D, dtype=torch.float32)
     if x_ND.numel():
-        BLOCK_D = next_power_of_2(D)
         with launching("rms_norm", x_ND):
             _backward_kernel[(P,)](
                 dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w_D, rstd_ptr=rstd_N, dx_ptr=dx_ND, dw_ptr=dw_PD, N=N, D=D,
-                OFFSET=offset, HAS_W=w_D is not None, NEED_DW=need_dw, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_D),
+                OFFSET=offset, HAS_W=w_D is not None, NEED_DW=need_dw, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D,
+                num_warps=num_warps(BLOCK_N * BLOCK_D),
             )  # fmt: skip
     return dx_ND, dw_PD.sum(0).to(x_ND.dtype)
 

@@ -4,7 +4,8 @@
     y[b] = x[b] * cos + x[a] * sin       a, b: the features of pair i, i < R / 2
 
 Pairs   style "half": a = i, b = i + R / 2 (Llama); "interleaved": a = 2i, b = 2i + 1 (Cohere, GLM, GPT-J).
-Axes    B samples, T positions, H query heads, G key heads, K head width, R <= K rotated features; the rest passes.
+Axes    B samples, T positions, N = B * T tokens, H query heads, G key heads, K head width, R <= K rotated features;
+        the rest passes.
 Dtypes  q and k in {float32, bfloat16, float16}, alike; tables in any of them. The kernel computes in float32 and
         rounds once, at the store; `apply_dtype` says how the model's own code rounds, which the reference imitates.
 """
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import launching, next_power_of_2, num_warps, tl, triton
+from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
 
 Style = Literal["half", "interleaved"]
 
@@ -63,51 +64,52 @@ def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, style: Style, apply_d
 
 @triton.jit
 def _rotate_heads(
-    x_ptr, y_ptr, cos, sin, num_heads, R, K, x_stride_h, x_stride_k, y_stride_h, y_stride_k,
+    x_ptr, y_ptr, cos, sin, here, num_heads, R, K, x_stride_h, x_stride_k, y_stride_h, y_stride_k,
     INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    head = tl.arange(0, BLOCK_H)[:, None].to(tl.int64)
-    i = tl.arange(0, BLOCK_R)[None, :].to(tl.int64)
-    mask = (head < num_heads) & (i < R // 2)
+    # x_ptr and y_ptr point to each token's first element, [N, 1, 1]; `here` says which tokens there are
+    head = tl.arange(0, BLOCK_H)[None, :, None].to(tl.int64)
+    i = tl.arange(0, BLOCK_R)[None, None, :].to(tl.int64)
+    mask = here & (head < num_heads) & (i < R // 2)
     if INTERLEAVED:
         a, b = 2 * i, 2 * i + 1
     else:
         a, b = i, i + R // 2
-    x_a = tl.load(x_ptr + head * x_stride_h + a * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [H, R / 2]
-    x_b = tl.load(x_ptr + head * x_stride_h + b * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [H, R / 2]
+    x_a = tl.load(x_ptr + head * x_stride_h + a * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [N, H, R / 2]
+    x_b = tl.load(x_ptr + head * x_stride_h + b * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [N, H, R / 2]
     tl.store(y_ptr + head * y_stride_h + a * y_stride_k, x_a * cos - x_b * sin, mask=mask)
     tl.store(y_ptr + head * y_stride_h + b * y_stride_k, x_b * cos + x_a * sin, mask=mask)
     if BLOCK_REST:
-        rest = R + tl.arange(0, BLOCK_REST)[None, :].to(tl.int64)
-        mask = (head < num_heads) & (rest < K)
-        x = tl.load(x_ptr + head * x_stride_h + rest * x_stride_k, mask=mask)  # [H, K - R]
+        rest = R + tl.arange(0, BLOCK_REST)[None, None, :].to(tl.int64)
+        mask = here & (head < num_heads) & (rest < K)
+        x = tl.load(x_ptr + head * x_stride_h + rest * x_stride_k, mask=mask)  # [N, H, K - R]
         tl.store(y_ptr + head * y_stride_h + rest * y_stride_k, x, mask=mask)
 
 
 @triton.jit
 def _kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, T, H, G, R, K, table_stride_b,
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, N, T, H, G, R, K, table_stride_b,
     q_stride_b, q_stride_h, q_stride_t, q_stride_k, k_stride_b, k_stride_h, k_stride_t, k_stride_k,
     q_out_stride_b, q_out_stride_h, q_out_stride_t, q_out_stride_k,
     k_out_stride_b, k_out_stride_h, k_out_stride_t, k_out_stride_k,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    # One program a token: its row of the tables is read once and serves all heads of q and k.
-    b = tl.program_id(0).to(tl.int64) // T
-    t = tl.program_id(0).to(tl.int64) % T
-    i = tl.arange(0, BLOCK_R)
-    at = b * table_stride_b + t * (R // 2) + i
-    cos = tl.load(cos_ptr + at, mask=i < R // 2, other=0.0).to(tl.float32)[None, :]  # [1, R / 2]
-    sin = tl.load(sin_ptr + at, mask=i < R // 2, other=0.0).to(tl.float32)[None, :]  # [1, R / 2]
+    # A token's row of the tables is read once and serves all heads of q and k.
+    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None, None]  # [N, 1, 1]
+    b, t, here = n // T, n % T, n < N
+    i = tl.arange(0, BLOCK_R)[None, None, :]
+    at, mask = b * table_stride_b + t * (R // 2) + i, here & (i < R // 2)
+    cos = tl.load(cos_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, 1, R / 2]
+    sin = tl.load(sin_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, 1, R / 2]
     if INVERSE:
         sin = -sin
     _rotate_heads(
-        q_ptr + b * q_stride_b + t * q_stride_t, q_out_ptr + b * q_out_stride_b + t * q_out_stride_t, cos, sin,
+        q_ptr + b * q_stride_b + t * q_stride_t, q_out_ptr + b * q_out_stride_b + t * q_out_stride_t, cos, sin, here,
         H, R, K, q_stride_h, q_stride_k, q_out_stride_h, q_out_stride_k, INTERLEAVED, BLOCK_H, BLOCK_R, BLOCK_REST,
     )  # fmt: skip
     _rotate_heads(
-        k_ptr + b * k_stride_b + t * k_stride_t, k_out_ptr + b * k_out_stride_b + t * k_out_stride_t, cos, sin,
+        k_ptr + b * k_stride_b + t * k_stride_t, k_out_ptr + b * k_out_stride_b + t * k_out_stride_t, cos, sin, here,
         G, R, K, k_stride_h, k_stride_k, k_out_stride_h, k_out_stride_k, INTERLEAVED, BLOCK_G, BLOCK_R, BLOCK_REST,
     )  # fmt: skip
 
@@ -129,12 +131,15 @@ def _rotate(
             for i, axis in enumerate("bhtk")
         }
         BLOCK_H, BLOCK_G, BLOCK_R = next_power_of_2(H), next_power_of_2(G), next_power_of_2(R // 2)
+        BLOCK_REST = next_power_of_2(K - R) if K > R else 0
+        block = max(BLOCK_H, BLOCK_G) * max(BLOCK_R, BLOCK_REST)
+        BLOCK_N = rows_per_program(B * T, block)
         with launching("rope", q_BHTK):
-            _kernel[(B * T,)](
+            _kernel[(triton.cdiv(B * T, BLOCK_N),)](
                 q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK,
-                T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0, **strides,
-                INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_H=BLOCK_H, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R,
-                BLOCK_REST=next_power_of_2(K - R) if K > R else 0, num_warps=num_warps(BLOCK_H * BLOCK_R),
+                N=B * T, T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0, **strides,
+                INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_N=BLOCK_N, BLOCK_H=BLOCK_H, BLOCK_G=BLOCK_G,
+                BLOCK_R=BLOCK_R, BLOCK_REST=BLOCK_REST, num_warps=num_warps(BLOCK_N * block),
             )  # fmt: skip
     return q_out_BHTK, k_out_BGTK
 

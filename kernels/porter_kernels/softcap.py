@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.elementary import sigmoid, tanh
-from porter_kernels.launch import launching, tl, triton
-
-BLOCK = 1024
+from porter_kernels.launch import block_size, launching, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -52,6 +50,7 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.cons
 def _forward(x: Tensor, cap: float) -> Tensor:
     y = torch.empty_like(x)
     if n := x.numel():
+        BLOCK = block_size(n)
         with launching("softcap", x):
             _forward_kernel[(triton.cdiv(n, BLOCK),)](x_ptr=x, y_ptr=y, n=n, cap=cap, BLOCK=BLOCK)
     return y
@@ -66,6 +65,7 @@ def _(x: Tensor, cap: float) -> Tensor:
 def _backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     dx = torch.empty_like(x)
     if n := x.numel():
+        BLOCK = block_size(n)
         with launching("softcap", x):
             _backward_kernel[(triton.cdiv(n, BLOCK),)](dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=n, cap=cap, BLOCK=BLOCK)
     return dx

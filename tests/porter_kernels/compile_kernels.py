@@ -5,6 +5,7 @@ Prints one line of JSON a kernel, variant and architecture; test_compile.py read
 
 import importlib
 import json
+import math
 import pkgutil
 
 import triton
@@ -13,31 +14,46 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 import porter_kernels
+from porter_kernels.launch import num_warps
 
-ARCHITECTURES = (80, 90)
-NORM = {"eps": 1e-6, "OFFSET": 1, "HAS_W": True, "BLOCK_D": 1024}
-PLAIN = {"eps": 1e-6, "OFFSET": 0, "HAS_W": False, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
-NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "NEED_DW": True, "NEED_DB": True, "BLOCK_D": 1024}
-ROPE = {"INVERSE": False, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
+ARCHITECTURES = (80, 90)  # a kernel's first variant for all of them, the others for the last
+NORM = {"eps": 1e-6, "OFFSET": 1, "HAS_W": True, "PER_HEAD": False, "BLOCK_N": 2, "BLOCK_D": 1024}
+WIDE = {"BLOCK_N": 1, "BLOCK_D": 8192}
+NARROW = {"BLOCK_N": 2048, "BLOCK_D": 1}
+PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
+NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "NEED_DW": True, "NEED_DB": True, "BLOCK_N": 2, "BLOCK_D": 1024}
+ROPE = {"INVERSE": False, "BLOCK_N": 4, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
 VARIANTS: dict[str, list[dict[str, object]]] = {
-    "rms_norm._forward_kernel": [NORM, PLAIN],
-    "rms_norm._backward_kernel": [NORM_BACKWARD, PLAIN | {"NEED_DW": False}],
-    "layer_norm._forward_kernel": [NORM | {"HAS_B": True}, PLAIN | {"HAS_B": False}],
-    "layer_norm._backward_kernel": [NORM_BACKWARD, PLAIN | {"NEED_DW": False, "NEED_DB": False}],
+    "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | NARROW, PLAIN],
+    "rms_norm._backward_kernel": [NORM_BACKWARD, NORM_BACKWARD | WIDE, PLAIN | {"NEED_DW": False}],
+    "layer_norm._forward_kernel": [
+        NORM | {"HAS_B": True},
+        NORM | WIDE | {"HAS_B": True},
+        NORM | {"HAS_B": True, "PER_HEAD": True, "BLOCK_N": 16, "BLOCK_D": 128},
+        PLAIN | {"HAS_B": False},
+    ],
+    "layer_norm._backward_kernel": [
+        NORM_BACKWARD,
+        NORM_BACKWARD | WIDE,
+        PLAIN | {"NEED_DW": False, "NEED_DB": False},
+    ],
     "rope._kernel": [
         ROPE | {"INTERLEAVED": False},
+        ROPE | {"INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_H": 32},
         ROPE | {"INTERLEAVED": True, "INVERSE": True, "BLOCK_R": 8, "BLOCK_REST": 32},
     ],
     "glu._forward_kernel": [
-        {"ACT": act, "GATED": True, "BLOCK_F": 1024}
+        {"ACT": act, "GATED": True, "BLOCK_N": 1, "BLOCK_F": 2048}
         for act in ("silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
-    ],
+    ]
+    + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
     "glu._backward_kernel": [
-        {"ACT": act, "GATED": gated, "BLOCK_F": 1024} | ({} if gated else {"up_ptr": None})
+        {"ACT": act, "GATED": gated, "BLOCK_N": 1, "BLOCK_F": 2048} | ({} if gated else {"up_ptr": None})
         for act, gated in (("silu", True), ("gelu", True), ("gelu_tanh", True), ("relu2", False))
-    ],
-    "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 1024}],
-    "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 1024}],
+    ]
+    + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
+    "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
+    "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
 }
 FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr")
 
@@ -63,13 +79,15 @@ def compile_to_ptx(kernel: JITFunction, constants: dict[str, object], architectu
         else:
             signature[name] = "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    return str(triton.compile(source, target=GPUTarget("cuda", architecture, 32)).asm["ptx"])
+    tile = math.prod(int(str(n)) for name, n in constants.items() if name in ("BLOCK_N", "BLOCK_D", "BLOCK_F", "BLOCK"))
+    options = {"num_warps": max(num_warps(tile), 4)}
+    return str(triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm["ptx"])
 
 
 if __name__ == "__main__":
     for name, kernel in find_kernels().items():
         for constants in VARIANTS.get(name, []):
-            for architecture in ARCHITECTURES:
+            for architecture in ARCHITECTURES if constants is VARIANTS[name][0] else ARCHITECTURES[-1:]:
                 ptx = compile_to_ptx(kernel, constants, architecture)
                 print(
                     json.dumps(

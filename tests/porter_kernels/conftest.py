@@ -1,9 +1,11 @@
-"""For the kernel tests: memory that a kernel should have written and did not holds NaN."""
+"""For the kernel tests: memory a kernel should have written holds NaN, and what it may not touch it cannot."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from porter_kernels import launch
 
 
 @pytest.fixture(autouse=True)
@@ -11,6 +13,22 @@ def nan_in_fresh_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # with fill_uninitialized_memory, torch's default
     yield
     torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def addresses_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    if launch.INTERPRETING:
+        from tests.porter_kernels.bounds import check_bounds
+
+        check_bounds(monkeypatch)
+
+
+@pytest.fixture(params=[256, launch.TILE], ids="tile={}".format)
+def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Elements a program takes: so few that small inputs need several programs, and as launched."""
+    monkeypatch.setattr(launch, "TILE", request.param)
+    size: int = request.param
+    return size
 
 
 @pytest.fixture

@@ -84,12 +84,14 @@ def test_reference_gradient(act: str) -> None:
 
 
 @pytest.mark.parametrize("cut", ["halves", "every second column", "transposed"])
-def test_strided_input(cut: str, generator: torch.Generator) -> None:
-    both = torch.randn(2, 3, 1200, generator=generator).to(DEVICE)
+@pytest.mark.parametrize("F", [1, 20, 600])
+@pytest.mark.usefixtures("tile")
+def test_strided_input(F: int, cut: str, generator: torch.Generator) -> None:
+    both = torch.randn(2, 3, 2 * F, generator=generator).to(DEVICE)
     gate, up = {
         "halves": lambda: both.chunk(2, dim=-1),
         "every second column": lambda: (both[..., 0::2], both[..., 1::2]),
-        "transposed": lambda: (both[..., :600].transpose(0, 1), both[..., 600:].transpose(0, 1)),
+        "transposed": lambda: (both[..., :F].transpose(0, 1), both[..., F:].transpose(0, 1)),
     }[cut]()
     dy = torch.randn(gate.shape[::-1], generator=generator).to(DEVICE).permute(2, 1, 0)
     strided = run(lambda gate, up: glu(gate, up, act="silu"), (gate, up), [dy])

@@ -1,4 +1,4 @@
-"""Where kernels cannot run, references still do, and a launch says how to fix it. Grid sizes; fresh memory is NaN."""
+"""Where kernels cannot run, references still do, and a launch says how to fix it. Tile and grid sizes; fresh memory."""
 
 import os
 import subprocess
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from porter_kernels.launch import as_rows, next_power_of_2, num_programs, num_warps
+from porter_kernels import launch
+from porter_kernels.launch import as_rows, block_size, next_power_of_2, num_programs, num_warps, rows_per_program
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCES = """
@@ -74,6 +75,32 @@ def test_next_power_of_2(n: int, power: int) -> None:
 @pytest.mark.parametrize(("block", "warps"), [(1, 1), (512, 1), (4096, 8), (65536, 16)])
 def test_num_warps(block: int, warps: int) -> None:
     assert num_warps(block) == warps
+
+
+@pytest.mark.parametrize(("n", "block"), [(1, 1), (63, 64), (2048, 2048), (2049, 2048), (10**9, 2048)])
+def test_a_block_is_at_most_a_tile(n: int, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "TILE", 2048)
+    assert block_size(n) == block
+
+
+@pytest.mark.parametrize(
+    ("block", "rows"), [(1, 2048), (64, 32), (256, 8), (1024, 2), (2048, 1), (65536, 1)], ids="{}".format
+)
+def test_compiled_the_rows_of_a_program_follow_from_their_width_alone(
+    block: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "TILE", 2048)
+    monkeypatch.setattr(launch, "INTERPRETING", False)
+    assert {rows_per_program(num_rows, block) for num_rows in (1, 7, 10**6)} == {rows}
+
+
+@pytest.mark.parametrize(("num_rows", "rows"), [(1, 1), (7, 8), (10**6, 1024)])
+def test_interpreted_they_also_stay_within_the_rows_there_are(
+    num_rows: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch, "TILE", 2**16)
+    monkeypatch.setattr(launch, "INTERPRETING", True)
+    assert rows_per_program(num_rows, 64) == rows
 
 
 def test_num_programs_is_at_least_one() -> None:

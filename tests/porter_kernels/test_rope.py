@@ -31,9 +31,10 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shapes: tuple[int, ...
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
     ("B", "H", "G", "T", "K", "R"),
-    [(1, 1, 1, 1, 2, 2), (2, 3, 1, 5, 12, 12), (1, 4, 4, 3, 10, 6), (2, 5, 2, 4, 96, 24)],
+    [(1, 1, 1, 1, 2, 2), (2, 3, 1, 5, 12, 12), (1, 4, 4, 19, 10, 6), (2, 5, 2, 4, 96, 24)],
     ids=["least", "odd", "partial", "wide rest"],
 )
+@pytest.mark.usefixtures("tile")
 def test_matches_reference(
     B: int, H: int, G: int, T: int, K: int, R: int, style: Style, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -90,6 +91,7 @@ def test_reference_gradient(style: Style, apply_dtype: str) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.usefixtures("tile")
 def test_each_sample_has_its_own_positions(style: Style, generator: torch.Generator) -> None:
     positions = torch.tensor([[0, 1, 2], [7, 8, 9]])
     q, k = draw(generator, torch.float32, (2, 2, 3, 8), (2, 1, 3, 8))
@@ -109,6 +111,7 @@ def test_negated_sine_turns_back(style: Style, generator: torch.Generator) -> No
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.usefixtures("tile")
 def test_strided_input(style: Style, generator: torch.Generator) -> None:
     fused = torch.randn(2, 5, 4, 20, generator=generator).to(DEVICE)  # [B, T, heads, K], as a projection leaves it
     q, k = fused[:, :, :3, 4:16].transpose(1, 2), fused[:, :, 3:, ::2][..., :10].transpose(1, 2)
