@@ -1,16 +1,20 @@
 """HF as a lane: its units run one by one are its ordinary forward pass, and recording moves no bit."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from porter.errors import ComparisonError
+from porter.errors import ComparisonError, WeightError
 from porter.models.matmul import quick_matmul
 from porter.references import hf
 from porter.references.hf import RECORDING, HfReference, find_layers
-from tests.models.tiny import FAMILIES, random_ids, tiny
+from tests.models.checkpoints import change_tensors
+from tests.models.tiny import FAMILIES, random_ids, save_tiny, tiny
 
 CPU = torch.device("cpu")
+Q_PROJ = "model.layers.1.self_attn.q_proj.weight"
 
 
 def open_reference(family: str, dtype: torch.dtype = torch.float32) -> HfReference:
@@ -90,3 +94,20 @@ def test_a_model_without_that_many_layers_is_refused() -> None:
 
 def test_describes_itself() -> None:
     assert open_reference("gpt2").describe().endswith("GPT2LMHeadModel, eager")
+
+
+STRAY = {"stray.weight": torch.ones(2)}
+HF_LACKS = {
+    "missing": (lambda tensors: tensors.pop(Q_PROJ), f"{Q_PROJ}: are not in the checkpoint"),
+    "unexpected": (lambda tensors: tensors.update(STRAY), "stray.weight: are in the checkpoint, but HF's model has no"),
+    "misshapen": (lambda tensors: tensors.update({Q_PROJ: torch.ones(96, 8)}), f"{Q_PROJ}: have another shape in HF's"),
+}
+
+
+@pytest.mark.parametrize("case", HF_LACKS)
+def test_a_tensor_that_hf_would_fill_at_random_is_refused(case: str, tmp_path: Path) -> None:
+    change, message = HF_LACKS[case]
+    folder = save_tiny("llama", tmp_path / "model")
+    change_tensors(folder, change)
+    with pytest.raises(WeightError, match=message):
+        HfReference(tiny("llama").blueprint, folder, torch.float32, CPU)
