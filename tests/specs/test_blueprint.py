@@ -2,6 +2,7 @@
 
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_family
+from porter.specs.overrides import parse_override
 from porter.specs.resolve import resolve_size
 
 
@@ -49,3 +50,9 @@ def test_the_hash_is_of_the_values_and_stays_from_run_to_run() -> None:
     assert blueprint.hash == Blueprint.model_validate(blueprint.model_dump()).hash
     assert blueprint.hash == Blueprint.model_validate_json(blueprint.model_dump_json()).hash
     assert blueprint.hash != blueprint.model_copy(update={"final_norm": False}).hash
+
+
+def test_skipped_rows_of_the_position_table_are_parameters() -> None:
+    family = find_family("gpt2")
+    changed = resolve_size(family, "tiny", [parse_override("embed.pos_offset=2", family.tree)]).blueprint
+    assert changed.parameters()["pos.weight"].shape == (1026, 96)

@@ -13,11 +13,20 @@ from huggingface_hub.errors import StrictDataclassClassValidationError
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from porter.errors import SpecError
-from porter.specs.family import find_family
+from porter.specs.family import find_family, find_model
 from porter.specs.resolve import resolve, resolve_size
 from porter.specs.tree import builtin_spec_names
 
 SIZES = [(name, size) for name in builtin_spec_names() for size in find_family(name).tree["sizes"]]
+PUBLISHED = {  # elements of the safetensors on the hub, a tied head counted once
+    "gemma-2b": 2_506_172_416, "gemma-7b": 8_537_680_896, "gemma-2-2b": 2_614_341_888, "gemma-2-9b": 9_241_705_984,
+    "gemma-3-270m": 268_098_176, "gemma-3-1b": 999_885_952, "gpt2": 124_439_808, "gpt2-xl": 1_557_611_200,
+    "pythia-70m": 70_426_624, "pythia-1b": 1_011_781_632, "llama-2-7b": 6_738_415_616, "llama-3-8b": 8_030_261_248,
+    "llama-3.1-8b": 8_030_261_248, "llama-3.2-1b": 1_235_814_400, "llama-3.2-3b": 3_212_749_824,
+    "smollm2-135m": 134_515_008, "mistral-7b-v0.1": 7_241_732_096, "mistral-7b-v0.3": 7_248_023_552,
+    "phi-3-mini-4k": 3_821_079_552, "phi-4": 14_659_507_200, "qwen2-0.5b": 494_032_768, "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360,
+}  # fmt: skip
 TEST_IDS = [f"{name}-{size}" for name, size in SIZES]
 
 
@@ -44,21 +53,14 @@ def test_parameters_are_as_many_as_hf_has(name: str, size: str) -> None:
     assert blueprint.num_parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("name", "size", "count"),
-    [
-        ("gemma", "gemma-7b", 8_537_680_896),
-        ("gemma", "gemma-2b", 2_506_172_416),
-        ("llama", "llama-3-8b", 8_030_261_248),
-        ("gpt_neox", "pythia-70m", 70_426_624),
-        ("gemma3", "gemma-3-270m", 268_098_176),
-        ("llama", "smollm2-135m", 134_515_008),
-        ("gpt2", "gpt2", 124_439_808),
-        ("mistral", "mistral-7b-v0.1", 7_241_732_096),
-    ],
-)
-def test_parameters_as_published(name: str, size: str, count: int) -> None:
-    assert resolve_size(find_family(name), size).blueprint.num_parameters == count
+@pytest.mark.parametrize(("size", "count"), PUBLISHED.items())
+def test_parameters_as_published(size: str, count: int) -> None:
+    family, name = find_model(size, size if size == "gpt2" else None)
+    assert resolve_size(family, name or size).blueprint.num_parameters == count
+
+
+def test_every_real_size_has_its_published_count() -> None:
+    assert set(PUBLISHED) == {size for _, size in SIZES} - {"tiny"}
 
 
 @pytest.mark.parametrize("layout", ["saved", "to_dict"])
