@@ -82,7 +82,9 @@ def _sentence(report: DiffReport, fail_on: Sequence[str]) -> str:
         dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages))
         return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
     if report.verdict == "INCONCLUSIVE":
-        return f"INCONCLUSIVE: {report.compared} nodes compared; the reference is too far from golden to judge."
+        stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
+        where = f" at {stage.first} ({stage.name}, {stage.dtype}): {stage.detail}" if stage and stage.first else ""
+        return f"INCONCLUSIVE{where or ': no node was compared'}."
     return _warned(report, fail_on)
 
 

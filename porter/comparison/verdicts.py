@@ -59,21 +59,18 @@ def judge(stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tupl
 
 
 def summarize(stage: StageName, dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
-    """One stage's verdict: the worst of its nodes."""
+    """One stage's verdict: FAIL if a node fails, else INCONCLUSIVE if one cannot be judged, else the worst."""
     compared = [node for node in nodes if node.status != "NOT_COMPARED"]
-    decided = [node for node in compared if node.status != "INCONCLUSIVE"]
-    first = next((n for n in decided if n.status == "FAIL"), None) or next(
-        (n for n in decided if n.status == "WARN"), None
-    )
-    status: Verdict = first.status if first else "PASS" if decided else "INCONCLUSIVE"
-    worst = max(decided, key=lambda node: node.local.rho if node.local else 0.0, default=None)
-    if first is not None:
-        detail = first.reason
-    elif worst is not None and worst.local is not None:
-        detail = f"largest ρ {worst.local.rho:.2f} at {worst.name}"
-    else:
-        detail = "no node could be judged"
-    return Stage(stage, dtype, status, len(compared), first.name if first else None, detail)
+    for status in ("FAIL", "INCONCLUSIVE", "WARN"):
+        found = [node for node in compared if node.status == status]
+        if found:
+            of = f" ({len(found)} of {len(compared)} nodes)" if status == "INCONCLUSIVE" else ""
+            return Stage(stage, dtype, found[0].status, len(compared), found[0].name, found[0].reason + of)
+    worst = max(compared, key=lambda node: node.local.rho if node.local else 0.0, default=None)
+    if worst is None or worst.local is None:
+        return Stage(stage, dtype, "INCONCLUSIVE", 0, None, "no node could be judged")
+    detail = f"largest ρ {worst.local.rho:.2f} at {worst.name}"
+    return Stage(stage, dtype, "PASS", len(compared), None, detail)
 
 
 def summarize_exact(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:

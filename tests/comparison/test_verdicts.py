@@ -140,3 +140,10 @@ def test_the_verdict_and_exit_code_of_a_run(stages, checks, missing, fail_on, wa
 )  # fmt: skip
 def test_suspects_are_the_axes_that_act_at_the_node(name: str, axes: str) -> None:
     assert axes in suspects(name)
+
+
+def test_a_node_that_cannot_be_judged_is_no_pass() -> None:
+    # float16 overflows in a reference: the nodes before it are fine, and the stage must not say so of all
+    found = summarize("precision", "float16", [node("PASS"), node("INCONCLUSIVE"), node("WARN")])
+    assert found.status == "INCONCLUSIVE" and "1 of 3 nodes" in found.detail
+    assert summarize("precision", "float16", [node("INCONCLUSIVE"), node("FAIL")]).status == "FAIL"
