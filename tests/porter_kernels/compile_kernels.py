@@ -43,12 +43,12 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         ROPE | {"INTERLEAVED": True, "INVERSE": True, "BLOCK_R": 8, "BLOCK_REST": 32},
     ],
     "glu._forward_kernel": [
-        {"ACT": act, "GATED": True, "BLOCK_N": 1, "BLOCK_F": 2048}
+        {"ACT": act, "GATED": True, "BLOCK_N": 1, "BLOCK_F": 512}
         for act in ("silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
     ]
     + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
     "glu._backward_kernel": [
-        {"ACT": act, "GATED": gated, "BLOCK_N": 1, "BLOCK_F": 2048} | ({} if gated else {"up_ptr": None})
+        {"ACT": act, "GATED": gated, "BLOCK_N": 1, "BLOCK_F": 512} | ({} if gated else {"up_ptr": None})
         for act, gated in (("silu", True), ("gelu", True), ("gelu_tanh", True), ("relu2", False))
     ]
     + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
