@@ -39,7 +39,7 @@ class Tally:
     ) -> None:
         """Adds a chunk; executor: the spec's own arithmetic, for `exact`; at: the chunk's tokens, if not 0, 1, 2, …"""
         if executor is not None:
-            equal = executor.dtype == reference.dtype and torch.equal(executor, reference)
+            equal = executor.dtype == reference.dtype and _bit_equal(executor, reference)
             self.exact = equal if self.exact is None else self.exact and equal
         same = torch.equal(port, reference)
         port64_NF, reference64_NF, golden_NF = (_rows(t) for t in (port, reference, golden))
@@ -158,6 +158,14 @@ def measure_propagated(port: Tensor, reference: Tensor, golden: Tensor) -> Propa
         e_ref=floor / golden_size if golden_size else 0.0,
         floor_l2=floor,
     )
+
+
+def _bit_equal(executor: Tensor, reference: Tensor) -> bool:
+    """Equal, a NaN being equal to a NaN: where both overflow, neither differs."""
+    if torch.equal(executor, reference):
+        return True
+    same_nans = torch.equal(executor.isnan(), reference.isnan())
+    return same_nans and bool(executor.isnan().any()) and torch.equal(executor.nan_to_num(), reference.nan_to_num())
 
 
 def _rows(value: Tensor) -> Tensor:

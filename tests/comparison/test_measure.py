@@ -171,3 +171,12 @@ def test_propagated_numbers() -> None:
     assert found.e_ref == pytest.approx(rel(reference, golden), rel=1e-12)
     assert found.floor_l2 == pytest.approx(float((reference.double() - golden).norm()), rel=1e-12)
     assert measure_propagated(port, port, golden).log10_l2 is None
+
+
+def test_two_overflows_are_the_same_bits_and_one_is_not() -> None:
+    port, reference, golden = sides()
+    reference[0, 2, 5] = math.nan
+    port = reference.clone()
+    assert tally(port, reference, golden, executor=port).exact is True
+    port[0, 3, 5] = math.nan
+    assert tally(port, reference, golden, executor=port).exact is False
