@@ -23,7 +23,7 @@ def addresses_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         check_bounds(monkeypatch)
 
 
-@pytest.fixture(params=[256, launch.TILE], ids="tile={}".format)
+@pytest.fixture(params=[512, launch.TILE], ids="tile={}".format)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Elements a program takes: so few that small inputs need several programs, and as launched."""
     monkeypatch.setattr(launch, "TILE", request.param)

@@ -31,7 +31,7 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shapes: tuple[int, ...
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize(
     ("B", "H", "G", "T", "K", "R"),
-    [(1, 1, 1, 1, 2, 2), (2, 3, 1, 5, 12, 12), (1, 4, 4, 19, 10, 6), (2, 5, 2, 4, 96, 24)],
+    [(1, 1, 1, 1, 2, 2), (2, 3, 1, 11, 12, 12), (1, 4, 4, 41, 10, 6), (2, 5, 2, 4, 96, 24)],
     ids=["least", "odd", "partial", "wide rest"],
 )
 @pytest.mark.usefixtures("tile")
