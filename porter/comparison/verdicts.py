@@ -29,6 +29,8 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("embed.out", "embed.scale, embed.scale_rounding, embed.positions"),
     ("attn.norm", "norm.*"), ("q_norm", "norm.*, block.attn.qk_norm"), ("k_norm", "norm.*, block.attn.qk_norm"),
     ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("final.norm", "norm.*"),
+    ("q_rope", "block.rope.*, block.attn.qk_norm"),
+    ("k_rope", "block.rope.*, block.attn.qk_norm"),
     ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"),
     ("mlp.act", "block.mlp.act, gate/up order"),
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
