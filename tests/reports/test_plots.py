@@ -40,10 +40,11 @@ def cells(report, name: str, dtype: str):
 @pytest.mark.parametrize("name", list(synthetic.ALL))
 def test_every_report_can_be_drawn(name: str) -> None:
     report = synthetic.ALL[name]()
-    layer_curves(report).to_json()
+    figures = [layer_curves(report)]
     for each in report.stages:
-        node_heatmap(report, each).to_json()
-        token_heatmap(report, each).to_json()
+        figures += [node_heatmap(report, each), token_heatmap(report, each)]
+    for figure in figures:
+        assert '"layout"' in figure.to_json()
 
 
 def test_curve_runs_from_embedding_to_final_norm() -> None:

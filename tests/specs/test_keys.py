@@ -110,4 +110,5 @@ def test_sizes(write_family: Callable[..., Path], sizes: str, wrong: str) -> Non
     ],
 )
 def test_what_is_allowed(write_family: Callable[..., Path], text: str) -> None:
-    read_family(write_family(text))
+    path = write_family(text)
+    assert read_family(path).path == path
