@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from porter_kernels.elementary import sigmoid
+from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import as_rows, block_size, launching, rows_per_program, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
@@ -155,8 +156,7 @@ def _strides(*tensors_NF: Tensor) -> tuple[int, int, list[int]]:
     return N, length, [x_NF.stride(0) for x_NF in tensors_NF]
 
 
-@torch.library.custom_op("porter::glu", mutates_args=())
-def _forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
+def _launch_forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
     y_NF = gate_NF.new_empty(gate_NF.shape)
     if gate_NF.numel():
         N, length, (gate_stride, up_stride) = _strides(gate_NF, gate_NF if up_NF is None else up_NF)
@@ -171,13 +171,11 @@ def _forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
     return y_NF
 
 
-@_forward.register_fake
-def _(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
+def _fake_forward(gate_NF: Tensor, up_NF: Tensor | None, act: str) -> Tensor:
     return gate_NF.new_empty(gate_NF.shape)
 
 
-@torch.library.custom_op("porter::glu_backward", mutates_args=())
-def _backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
+def _launch_backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     dgate_NF = gate_NF.new_empty(gate_NF.shape)
     dup_NF = gate_NF.new_empty(0 if up_NF is None else gate_NF.shape)
     if gate_NF.numel():
@@ -193,8 +191,7 @@ def _backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) ->
     return dgate_NF, dup_NF
 
 
-@_backward.register_fake
-def _(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
+def _fake_backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, act: str) -> tuple[Tensor, Tensor]:
     return gate_NF.new_empty(gate_NF.shape), gate_NF.new_empty(0 if up_NF is None else gate_NF.shape)
 
 
@@ -209,7 +206,8 @@ def _differentiate(ctx: Any, dy_NF: Tensor) -> tuple[Tensor, Tensor | None, None
     return dgate_NF, None if up_NF is None else dup_NF, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_backward = Launch("glu_backward", _launch_backward, _fake_backward)
+_forward = Fused("glu", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
 
 
 # --- public ----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
     as_rows,
     launching,
@@ -140,8 +141,7 @@ def _backward_kernel(
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
-@torch.library.custom_op("porter::layer_norm", mutates_args=())
-def _forward(
+def _launch_forward(
     x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     N, D = x_ND.shape
@@ -158,16 +158,14 @@ def _forward(
     return y_ND, mean_N, rstd_N
 
 
-@_forward.register_fake
-def _(
+def _fake_forward(
     x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     mean_N, rstd_N = (x_ND.new_empty(x_ND.shape[0], dtype=torch.float32) for _ in range(2))
     return torch.empty_like(x_ND), mean_N, rstd_N
 
 
-@torch.library.custom_op("porter::layer_norm_backward", mutates_args=())
-def _backward(
+def _launch_backward(
     dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -188,8 +186,7 @@ def _backward(
     return dx_ND, dw_PHD.sum(0).to(x_ND.dtype), db_PHD.sum(0).to(x_ND.dtype)
 
 
-@_backward.register_fake
-def _(
+def _fake_backward(
     dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
@@ -204,7 +201,6 @@ def _save(
 ) -> None:
     x_ND, w_HD, _, _, ctx.offset, ctx.H = inputs
     ctx.save_for_backward(x_ND, w_HD, output[1], output[2])
-    ctx.set_materialize_grads(False)  # no zeros for the gradients of mean and rstd, which nobody can reach
 
 
 def _differentiate(ctx: Any, dy_ND: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
@@ -213,7 +209,8 @@ def _differentiate(ctx: Any, dy_ND: Tensor, _dmean: None, _drstd: None) -> tuple
     return dx_ND, dw_HD if need_dw else None, db_HD if need_db else None, None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)
+_forward = Fused("layer_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
 
 
 # --- public ----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
     as_rows,
     launching,
@@ -109,8 +110,7 @@ def _backward_kernel(
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
-@torch.library.custom_op("porter::rms_norm", mutates_args=())
-def _forward(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
+def _launch_forward(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
     N, D = x_ND.shape
     y_ND, rstd_N = torch.empty_like(x_ND), x_ND.new_empty(N, dtype=torch.float32)
     if x_ND.numel():
@@ -124,13 +124,11 @@ def _forward(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple
     return y_ND, rstd_N
 
 
-@_forward.register_fake
-def _(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
+def _fake_forward(x_ND: Tensor, w_D: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x_ND), x_ND.new_empty(x_ND.shape[0], dtype=torch.float32)
 
 
-@torch.library.custom_op("porter::rms_norm_backward", mutates_args=())
-def _backward(
+def _launch_backward(
     dy_ND: Tensor, x_ND: Tensor, w_D: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
     N, D = x_ND.shape
@@ -148,8 +146,7 @@ def _backward(
     return dx_ND, dw_PD.sum(0).to(x_ND.dtype)
 
 
-@_backward.register_fake
-def _(
+def _fake_backward(
     dy_ND: Tensor, x_ND: Tensor, w_D: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(x_ND), x_ND.new_empty(x_ND.shape[1])
@@ -158,7 +155,6 @@ def _(
 def _save(ctx: Any, inputs: tuple[Tensor, Tensor | None, float, int], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(inputs[0], inputs[1], output[1])
     ctx.offset = inputs[3]
-    ctx.set_materialize_grads(False)  # no zeros for the gradient of rstd, which nobody can reach
 
 
 def _differentiate(ctx: Any, dy_ND: Tensor, _drstd: None) -> tuple[Tensor, Tensor | None, None, None]:
@@ -168,7 +164,8 @@ def _differentiate(ctx: Any, dy_ND: Tensor, _drstd: None) -> tuple[Tensor, Tenso
     return dx_ND, dw_D if need_dw else None, None, None
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_backward = Launch("rms_norm_backward", _launch_backward, _fake_backward)
+_forward = Fused("rms_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
 
 
 # --- public ----------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from porter_kernels.fused import Fused
 from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
 
 Style = Literal["half", "interleaved"]
@@ -117,8 +118,7 @@ def _kernel(
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
-@torch.library.custom_op("porter::rope", mutates_args=())
-def _rotate(
+def _launch(
     q_BHTK: Tensor, k_BGTK: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
     (B, H, T, K), G, R = q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1]
@@ -144,8 +144,7 @@ def _rotate(
     return q_out_BHTK, k_out_BGTK
 
 
-@_rotate.register_fake
-def _(
+def _fake(
     q_BHTK: Tensor, k_BGTK: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
@@ -156,12 +155,17 @@ def _save(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, bool, bool], o
     ctx.save_for_backward(cos, sin)
 
 
-def _differentiate(ctx: Any, dq_BHTK: Tensor, dk_BGTK: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dq_BHTK: Tensor | None, dk_BGTK: Tensor | None) -> tuple[Tensor | None, ...]:
     # The transpose of a rotation is its inverse; attention_factor is in the tables, and stays.
-    return *_rotate(dq_BHTK, dk_BGTK, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse), None, None, None, None
+    given = dq_BHTK if dq_BHTK is not None else dk_BGTK
+    assert given is not None
+    no_heads = given[:, :0]
+    dq_in, dk_in = (no_heads if d is None else d for d in (dq_BHTK, dk_BGTK))
+    dq, dk = _rotate(dq_in, dk_in, *ctx.saved_tensors, ctx.interleaved, not ctx.inverse)
+    return None if dq_BHTK is None else dq, None if dk_BGTK is None else dk, None, None, None, None
 
 
-_rotate.register_autograd(_differentiate, setup_context=_save)
+_rotate = Fused("rope", _launch, _fake, save=_save, differentiate=_differentiate)
 
 
 # --- public ----------------------------------------------------------------------------------

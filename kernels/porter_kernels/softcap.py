@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.elementary import sigmoid, tanh
+from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import block_size, launching, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
@@ -46,8 +47,7 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.cons
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
-@torch.library.custom_op("porter::softcap", mutates_args=())
-def _forward(x: Tensor, cap: float) -> Tensor:
+def _launch_forward(x: Tensor, cap: float) -> Tensor:
     y = torch.empty_like(x)
     if n := x.numel():
         BLOCK = block_size(n)
@@ -56,13 +56,11 @@ def _forward(x: Tensor, cap: float) -> Tensor:
     return y
 
 
-@_forward.register_fake
-def _(x: Tensor, cap: float) -> Tensor:
+def _fake_forward(x: Tensor, cap: float) -> Tensor:
     return torch.empty_like(x)
 
 
-@torch.library.custom_op("porter::softcap_backward", mutates_args=())
-def _backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
+def _launch_backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     dx = torch.empty_like(x)
     if n := x.numel():
         BLOCK = block_size(n)
@@ -71,8 +69,7 @@ def _backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     return dx
 
 
-@_backward.register_fake
-def _(dy: Tensor, x: Tensor, cap: float) -> Tensor:
+def _fake_backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -85,7 +82,8 @@ def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
     return _backward(dy.contiguous(), *ctx.saved_tensors, ctx.cap), None
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_backward = Launch("softcap_backward", _launch_backward, _fake_backward)
+_forward = Fused("softcap", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
 
 
 # --- public ----------------------------------------------------------------------------------

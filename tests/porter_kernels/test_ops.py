@@ -36,4 +36,4 @@ CALLS = {
 @pytest.mark.parametrize("call", CALLS)
 def test_op_keeps_its_contract(call: str) -> None:
     op, arguments = CALLS[call]()
-    torch.library.opcheck(op, arguments)
+    torch.library.opcheck(op.op, arguments)

@@ -142,7 +142,7 @@ def test_key_unused(generator: torch.Generator) -> None:
     q, k = (t.requires_grad_() for t in draw(generator, torch.float32, (1, 2, 3, 8), (1, 1, 3, 8)))
     rope(q, k, *tables(torch.arange(3), 8), style="half")[0].sum().backward()
     assert q.grad is not None
-    assert not k.grad.any()
+    assert k.grad is None  # not zeros that a kernel had to rotate
 
 
 def test_inputs_untouched_and_equal_bits_on_every_run(generator: torch.Generator) -> None:

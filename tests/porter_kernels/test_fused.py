@@ -1,0 +1,86 @@
+"""Every fused op, run eagerly, keeps autograd's contract; to whoever traces it is one node of torch.library."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from porter_kernels.glu import activation, glu
+from porter_kernels.layer_norm import layer_norm
+from porter_kernels.rms_norm import rms_norm
+from porter_kernels.rope import rope
+from porter_kernels.softcap import softcap
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def rotate(q: Tensor, k: Tensor) -> Tensor:
+    cos, sin = torch.linspace(-2, 2, 24, device=DEVICE).view(2, 1, 4, 3)
+    return torch.cat(rope(q.view(1, 1, 4, 6), k.view(1, 1, 4, 6), cos, sin, style="half"))
+
+
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "rms_norm": lambda x, y: rms_norm(x, y[0], 1e-2),
+    "layer_norm": lambda x, y: layer_norm(x, y[0], y[1], 1e-2),
+    "rope": rotate,
+    "glu": lambda x, y: glu(x, y, act="silu"),
+    "activation": lambda x, y: activation(x, act="gelu") + y,
+    "softcap": lambda x, y: softcap(x, 2.0) + y,
+}
+
+
+@pytest.fixture
+def leaves(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    x, y = (torch.randn(4, 6, generator=generator).to(DEVICE).requires_grad_() for _ in range(2))
+    return x, y
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_second_backward_gives_equal_gradients(op: str, leaves: tuple[Tensor, Tensor]) -> None:
+    out = OPS[op](*leaves)
+    dy = out.detach().cos()
+    first = torch.autograd.grad(out, leaves, dy, retain_graph=True)
+    kept = [gradient.clone() for gradient in first]
+    second = torch.autograd.grad(out, leaves, dy)
+    for a, b, c in zip(first, kept, second, strict=True):
+        assert torch.equal(a, b) and torch.equal(b, c)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_second_derivative_is_refused(op: str, leaves: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(RuntimeError, match=r"create_graph=True\), expected a first derivative.*_reference"):
+        torch.autograd.grad(OPS[op](*leaves).sum(), leaves, create_graph=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("frozen", [(True, False), (False, True), (True, True)], ids=str)
+def test_what_is_frozen_gets_no_gradient(op: str, frozen: tuple[bool, bool], leaves: tuple[Tensor, Tensor]) -> None:
+    out = OPS[op](*leaves)
+    whole = torch.autograd.grad(out, leaves, out.detach().cos())
+    some = [x.detach().requires_grad_(not still) for x, still in zip(leaves, frozen, strict=True)]
+    again = OPS[op](*some)
+    assert torch.equal(again, out) and again.requires_grad == (not all(frozen))
+    if again.requires_grad:
+        again.backward(out.detach().cos())
+    for still, x, gradient in zip(frozen, some, whole, strict=True):
+        assert x.grad is None if still else torch.equal(x.grad, gradient)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_without_gradients_nothing_is_kept(op: str, leaves: tuple[Tensor, Tensor]) -> None:
+    with torch.no_grad():
+        out = OPS[op](*leaves)
+    assert out.grad_fn is None and torch.equal(out, OPS[op](*leaves))
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_trace_sees_the_op(op: str, leaves: tuple[Tensor, Tensor]) -> None:
+    traced = make_fx(OPS[op])(*(x.detach() for x in leaves))
+    assert any(str(node.target).startswith("porter.") for node in traced.graph.nodes)
+    with FakeTensorMode() as mode:
+        fake = OPS[op](*(mode.from_tensor(x) for x in leaves))
+    out = OPS[op](*leaves)
+    assert (fake.shape, fake.dtype, fake.device.type) == (out.shape, out.dtype, out.device.type)
