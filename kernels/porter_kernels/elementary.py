@@ -16,6 +16,12 @@ def sigmoid(x):
 
 @triton.jit
 def tanh(x):
+    return tanh_with_slope(x)[0]
+
+
+@triton.jit
+def tanh_with_slope(x):
+    """tanh(x), and its derivative without the cancellation in 1 - tanh**2: of one exponential and one quotient."""
     # Near 0 the quotient would cancel. Polynomial: Cephes tanhf.c (Moshier), relative error 2e-7 below 0.625.
     small = tl.minimum(tl.maximum(x, -1.0), 1.0)
     square = small * small
@@ -25,5 +31,6 @@ def tanh(x):
     series = series * square - 3.33332819422e-1
     near = small + small * square * series
     decay = tl.exp(-2.0 * tl.abs(x))
-    far = (1.0 - decay) / (1.0 + decay)
-    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far))
+    quotient = 1.0 / (1.0 + decay)
+    far = (1.0 - decay) * quotient
+    return tl.where(tl.abs(x) < 0.625, near, tl.where(x < 0, -far, far)), 4.0 * decay * quotient * quotient

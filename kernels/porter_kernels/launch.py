@@ -3,17 +3,20 @@
 The one place that imports triton. Without it references work, and a launch says what to install.
 """
 
+import json
 import math
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 __all__ = [
-    "as_rows", "block_size", "launching", "next_power_of_2", "num_programs", "num_warps", "rows_per_program", "tl",
-    "triton",
+    "Config", "as_rows", "block_size", "launching", "next_power_of_2", "num_programs", "num_warps", "rows_per_program",
+    "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -41,6 +44,17 @@ INTERPRETING = HAS_TRITON and bool(triton.knobs.runtime.interpret)  # read once:
 # Elements of the tile a program holds. On a GPU they live in registers. In the interpreter a program costs 1 to 2 ms
 # however little it holds: rms_norm takes 4700 ns an element in tiles of 2**10, 150 of 2**16, 60 of 2**18.
 TILE = 2**16 if INTERPRETING else 2048
+TUNING = Path(__file__).with_name("tuning.json")
+HERE: AbstractContextManager[Any] = nullcontext()
+
+
+class Config(NamedTuple):
+    """How a kernel that works on rows is launched."""
+
+    rows: int  # of a program's tile
+    warps: int
+    programs: int = 1  # a multiprocessor, where each program loops over tiles
+    stages: int = 1  # tiles in flight, where it loops
 
 
 def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
@@ -55,13 +69,52 @@ def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
             f"Install it with pip install triton (Linux only), or call {op}_reference."
         )
     if x.device.type == "cuda":
-        return torch.cuda.device(x.device)
+        _check_dtype(op, x.dtype, x.device)
+        return HERE if x.device.index == torch.cuda.current_device() else torch.cuda.device(x.device)
     if not INTERPRETING:
         raise ValueError(
             f"{op}: x is on {x.device}, expected a CUDA device, since Triton compiles in this process. Move x with "
             f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
         )
     return nullcontext()
+
+
+@cache
+def _check_dtype(op: str, dtype: torch.dtype, device: torch.device) -> None:
+    if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):  # Turing (T4), Volta
+        raise ValueError(
+            f"{op}: x is {dtype} on a {torch.cuda.get_device_name(device)}, expected float16 or float32 there: it has "
+            f"no bfloat16. Load the model in float16, or call {op}_reference."
+        )
+
+
+def tuned(op: str, num_rows: int, width: int, device: torch.device) -> Config:
+    """The launch of `op` for rows of `width` elements (a power of two): measured where this GPU was, else a rule.
+
+    Measured ones are data, in tuning.json: {op: {compute capability: {width: Config}}}; between two measured widths
+    the wider one's holds for both. Neither asks for num_rows: a batch of another size must not compile a kernel anew.
+    """
+    if device.type != "cuda":
+        rows = rows_per_program(num_rows, width)
+        return Config(rows, num_warps(rows * width), programs=4)
+    return _tuned(op, width, torch.cuda.get_device_capability(device))
+
+
+@cache
+def _tuned(op: str, width: int, capability: tuple[int, int]) -> Config:
+    measured = _measured().get(op, {}).get("{}.{}".format(*capability), {})
+    for measured_width, config in sorted(measured.items(), key=lambda item: int(item[0])):
+        if width <= int(measured_width):
+            rows = max(config["rows"] * int(measured_width) // width, 1)  # a tile of as many elements
+            return Config(**config | {"rows": rows})
+    rows = rows_per_program(1, width)
+    return Config(rows, num_warps(rows * width), programs=4)
+
+
+@cache
+def _measured() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
+    measured: dict[str, dict[str, dict[str, dict[str, int]]]] = json.loads(TUNING.read_text(encoding="utf-8"))
+    return measured
 
 
 def as_rows(x: Tensor) -> Tensor:

@@ -11,20 +11,12 @@ Dtypes  x, w and b in {float32, bfloat16, float16}, alike. The kernels compute i
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from porter_kernels.column_sums import column_sums
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import (
-    as_rows,
-    launching,
-    next_power_of_2,
-    num_programs,
-    num_warps,
-    rows_per_program,
-    tl,
-    triton,
-)
+from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, tl, triton, tuned
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -45,20 +37,20 @@ def layer_norm_reference(
         w: [D], or [H, D] where each head has its own (Cohere's and StableLM's query norms), or None.
         b: like w, or None.
         eps: added to the variance, in its units (x squared).
-        offset: added to w, in w's dtype under "fused" (Nemotron: 1).
+        offset: added to w, in w's dtype (Nemotron: 1).
         math: "fused" is torch's layer_norm (GPT-2, GPT-NeoX), "scale_then_cast" the same by hand in float32 (Cohere).
 
     Returns:
         [..., D], dtype of x.
     """
+    w = w + offset if w is not None and offset else w
     if math == "fused":
-        return _fused_reference(x, w + offset if w is not None and offset else w, b, eps)
+        return _fused_reference(x, w, b, eps)
     x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
     centred = x_wide - x_wide.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
     if w is not None:
-        w_wide = w.to(x_wide.dtype)
-        y = (offset + w_wide if offset else w_wide) * y
+        y = w.to(x_wide.dtype) * y
     if b is not None:
         y = y + b.to(x_wide.dtype)
     return y.to(x.dtype)
@@ -74,6 +66,12 @@ def _fused_reference(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float) 
 
 
 # --- kernels ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def _gain(w, OFFSET: tl.constexpr):
+    """OFFSET + w, float32, rounded to w's dtype on the way: the models add in it."""
+    return (OFFSET + w.to(tl.float32)).to(w.dtype).to(tl.float32)
 
 
 @triton.jit
@@ -94,7 +92,7 @@ def _forward_kernel(
     if PER_HEAD:
         at = (rows % H) * D + cols  # [N, D]
     if HAS_W:
-        y *= OFFSET + tl.load(w_ptr + at, mask=cols < D, other=0.0).to(tl.float32)
+        y *= _gain(tl.load(w_ptr + at, mask=cols < D, other=0.0), OFFSET)
     if HAS_B:
         y += tl.load(b_ptr + at, mask=cols < D, other=0.0).to(tl.float32)
     tl.store(mean_ptr + rows, mean, mask=rows < N)
@@ -104,38 +102,43 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, N, H, D,
+    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, partial_ptr, N, H, D,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     # Program (p, h) takes every P-th tile of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
+    # Row p of the partial sums holds dw of all heads, then db.
     head = tl.program_id(1).to(tl.int64)
     cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
     if HAS_W:
-        w = OFFSET + tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
-    dw = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
-    db = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
-    for first in range(tl.program_id(0).to(tl.int64) * BLOCK_N, N // H, tl.num_programs(0) * BLOCK_N):
+        w = _gain(tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0), OFFSET)  # [1, D]
+    dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
+    db = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
+    start = tl.program_id(0).to(tl.int64) * BLOCK_N
+    for first in tl.range(start, N // H, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
         rows = (first + tl.arange(0, BLOCK_N)[:, None]) * H + head  # [N, 1]
         mask = (rows < N) & (cols < D)
         at = rows * D + cols
+        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D], 0 past D: x_hat there does not count
         mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
         rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        x_hat = (tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32) - mean) * rstd  # [N, D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D], 0 past D: x_hat there does not count
+        x_hat = (x - mean) * rstd
         dx_hat = dy
         if HAS_W:
             dx_hat = dy * w
         mean_dx_hat = tl.sum(dx_hat, axis=1, keep_dims=True) / D  # [N, 1]
         mean_product = tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / D  # [N, 1]
         tl.store(dx_ptr + at, (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd, mask=mask)
-        dw += dy * x_hat
-        db += dy
-    at = (tl.program_id(0).to(tl.int64) * H + head) * D + cols  # [1, D]
+        if NEED_DW:
+            dw += tl.sum(dy * x_hat, axis=0, keep_dims=True)
+        if NEED_DB:
+            db += tl.sum(dy, axis=0, keep_dims=True)
+    at = tl.program_id(0).to(tl.int64) * (NEED_DW + NEED_DB) * H * D + head * D + cols  # [1, D]
     if NEED_DW:
-        tl.store(dw_ptr + at, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
+        tl.store(partial_ptr + at, dw, mask=cols < D)
     if NEED_DB:
-        tl.store(db_ptr + at, tl.sum(db, axis=0, keep_dims=True), mask=cols < D)
+        tl.store(partial_ptr + NEED_DW * H * D + at, db, mask=cols < D)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -148,12 +151,12 @@ def _launch_forward(
     y_ND, (mean_N, rstd_N) = torch.empty_like(x_ND), (x_ND.new_empty(N, dtype=torch.float32) for _ in range(2))
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
-        BLOCK_N = rows_per_program(N, BLOCK_D)
+        config = tuned("layer_norm.forward", N, BLOCK_D, x_ND.device)
         with launching("layer_norm", x_ND):
-            _forward_kernel[(triton.cdiv(N, BLOCK_N),)](
+            _forward_kernel[(triton.cdiv(N, config.rows),)](
                 x_ptr=x_ND, w_ptr=w_HD, b_ptr=b_HD, y_ptr=y_ND, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D,
                 eps=eps, OFFSET=offset, HAS_W=w_HD is not None, HAS_B=b_HD is not None, PER_HEAD=H > 1,
-                BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D, num_warps=num_warps(BLOCK_N * BLOCK_D),
+                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, num_warps=config.warps,
             )  # fmt: skip
     return y_ND, mean_N, rstd_N
 
@@ -168,30 +171,29 @@ def _fake_forward(
 def _launch_backward(
     dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     N, D = x_ND.shape
     BLOCK_D = next_power_of_2(D)
-    BLOCK_N = rows_per_program(N // H, BLOCK_D)
-    P = min(-(-(N // H) // BLOCK_N), max(num_programs(x_ND.device) // H, 1))
+    config = tuned("layer_norm.backward", N // H, BLOCK_D, x_ND.device)
+    P = min(-(-(N // H) // config.rows), max(config.programs * num_programs(x_ND.device) // H, 1))
     dx_ND = torch.empty_like(x_ND)
-    dw_PHD, db_PHD = (x_ND.new_empty(P if need else 0, H, D, dtype=torch.float32) for need in (need_dw, need_db))
+    partial = x_ND.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
     if x_ND.numel():
         with launching("layer_norm", x_ND):
             _backward_kernel[(P, H)](
                 dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w_HD, mean_ptr=mean_N, rstd_ptr=rstd_N,
-                dx_ptr=dx_ND, dw_ptr=dw_PHD, db_ptr=db_PHD, N=N, H=H, D=D, OFFSET=offset, HAS_W=w_HD is not None,
-                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D,
-                num_warps=num_warps(BLOCK_N * BLOCK_D),
+                dx_ptr=dx_ND, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w_HD is not None,
+                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
+                num_warps=config.warps,
             )  # fmt: skip
-    return dx_ND, dw_PHD.sum(0).to(x_ND.dtype), db_PHD.sum(0).to(x_ND.dtype)
+    return dx_ND, column_sums(partial, x_ND.dtype).view(need_dw + need_db, H, D)
 
 
 def _fake_backward(
     dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    D = x_ND.shape[1]
-    return torch.empty_like(x_ND), x_ND.new_empty(H, D), x_ND.new_empty(H, D)
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return torch.empty_like(x_ND), x_ND.new_empty(need_dw + need_db, H, x_ND.shape[1])
 
 
 def _save(
@@ -205,8 +207,8 @@ def _save(
 
 def _differentiate(ctx: Any, dy_ND: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
     _, need_dw, need_db, *_ = ctx.needs_input_grad
-    dx_ND, dw_HD, db_HD = _backward(dy_ND.contiguous(), *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
-    return dx_ND, dw_HD if need_dw else None, db_HD if need_db else None, None, None, None
+    dx_ND, dw_db = _backward(dy_ND.contiguous(), *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
+    return dx_ND, dw_db[0] if need_dw else None, dw_db[-1] if need_db else None, None, None, None
 
 
 _backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)
@@ -224,7 +226,7 @@ def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, off
         w: [D], or [H, D] where each head has its own, dtype and device of x, or None.
         b: like w, or None.
         eps: added to the variance, in its units (x squared).
-        offset: added to w.
+        offset: added to w, in w's dtype.
 
     Returns:
         [..., D], dtype of x.
@@ -245,6 +247,21 @@ def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, off
     w_HD, b_HD = (None if row is None else row.reshape(H, D).contiguous() for row in (w, b))
     y_ND: Tensor = _forward(as_rows(x).contiguous(), w_HD, b_HD, eps, offset, H)[0]
     return y_ND.view(x.shape)
+
+
+class LayerNorm(nn.Module):
+    """layer_norm with its weight and bias, in the place of torch.nn.LayerNorm over one axis: same state dict."""
+
+    def __init__(self, dim: int, eps: float = 1e-5, *, bias: bool = True, **factory: Any) -> None:
+        """Weight of ones, bias of zeros."""
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(dim, **factory)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] to the same."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 def _check(name: str, row: Tensor, x: Tensor) -> None:

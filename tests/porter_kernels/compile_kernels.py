@@ -17,15 +17,29 @@ import porter_kernels
 from porter_kernels.launch import num_warps
 
 ARCHITECTURES = (80, 90)  # a kernel's first variant for all of them, the others for the last
-NORM = {"eps": 1e-6, "OFFSET": 1, "HAS_W": True, "PER_HEAD": False, "BLOCK_N": 2, "BLOCK_D": 1024}
+NORM = {
+    "eps": 1e-6,
+    "OFFSET": 1,
+    "HAS_W": True,
+    "HAS_RESIDUAL": False,
+    "PER_HEAD": False,
+    "BLOCK_N": 2,
+    "BLOCK_D": 1024,
+}
 WIDE = {"BLOCK_N": 1, "BLOCK_D": 8192}
 NARROW = {"BLOCK_N": 2048, "BLOCK_D": 1}
 PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
-NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "NEED_DW": True, "NEED_DB": True, "BLOCK_N": 2, "BLOCK_D": 1024}
+NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2}
+NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "BLOCK_N": 2, "BLOCK_D": 1024} | NEED
 ROPE = {"INVERSE": False, "BLOCK_N": 4, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
 VARIANTS: dict[str, list[dict[str, object]]] = {
-    "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | NARROW, PLAIN],
-    "rms_norm._backward_kernel": [NORM_BACKWARD, NORM_BACKWARD | WIDE, PLAIN | {"NEED_DW": False}],
+    "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
+    "rms_norm._backward_kernel": [
+        NORM_BACKWARD,
+        NORM_BACKWARD | WIDE | {"STAGES": 1},
+        NORM_BACKWARD | {"HAS_DSUM": True},
+        PLAIN | NEED | {"NEED_DW": False},
+    ],
     "layer_norm._forward_kernel": [
         NORM | {"HAS_B": True},
         NORM | WIDE | {"HAS_B": True},
@@ -35,7 +49,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "layer_norm._backward_kernel": [
         NORM_BACKWARD,
         NORM_BACKWARD | WIDE,
-        PLAIN | {"NEED_DW": False, "NEED_DB": False},
+        PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False},
     ],
     "rope._kernel": [
         ROPE | {"INTERLEAVED": False},
@@ -52,10 +66,11 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         for act, gated in (("silu", True), ("gelu", True), ("gelu_tanh", True), ("relu2", False))
     ]
     + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
+    "column_sums._sum_kernel": [{"BLOCK_P": 64, "BLOCK_D": 32}],
     "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
     "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
 }
-FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "db_ptr")
+FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "partial_ptr")
 
 
 def find_kernels() -> dict[str, JITFunction]:

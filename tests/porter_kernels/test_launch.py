@@ -1,5 +1,6 @@
 """Where kernels cannot run, references still do, and a launch says how to fix it. Tile and grid sizes; fresh memory."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +10,16 @@ import pytest
 import torch
 
 from porter_kernels import launch
-from porter_kernels.launch import as_rows, block_size, next_power_of_2, num_programs, num_warps, rows_per_program
+from porter_kernels.launch import (
+    Config,
+    as_rows,
+    block_size,
+    next_power_of_2,
+    num_programs,
+    num_warps,
+    rows_per_program,
+    tuned,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCES = """
@@ -117,3 +127,52 @@ def test_as_rows(shape: tuple[int, ...], rows: tuple[int, int]) -> None:
 def test_fresh_memory_is_nan() -> None:
     x = torch.zeros(3)
     assert all(fresh.isnan().all() for fresh in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
+
+
+MEASURED = {"op": {"9.0": {"1024": {"rows": 4, "warps": 8}, "4096": {"rows": 1, "warps": 16, "programs": 2}}}}
+
+
+@pytest.mark.parametrize(
+    ("width", "capability", "config"),
+    [
+        (1024, (9, 0), Config(4, 8)),
+        (256, (9, 0), Config(16, 8)),  # narrower: as many elements a tile
+        (2048, (9, 0), Config(2, 16, programs=2)),
+        (8192, (9, 0), Config(1, 16, programs=4)),  # wider than any measured: the rule
+        (1024, (8, 0), Config(2, 4, programs=4)),  # another GPU: the rule
+    ],
+    ids=str,
+)
+def test_tuned_launches_are_data(
+    width: int, capability: tuple[int, int], config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tuning.json").write_text(json.dumps(MEASURED))
+    monkeypatch.setattr(launch, "TUNING", tmp_path / "tuning.json")
+    monkeypatch.setattr(launch, "TILE", 2048)
+    monkeypatch.setattr(launch, "INTERPRETING", False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    for cached in (launch._tuned, launch._measured):
+        cached.cache_clear()
+    try:
+        assert tuned("op", 10**6, width, torch.device("cuda")) == config
+        assert tuned("op", 1, width, torch.device("cuda")) == config
+    finally:
+        for cached in (launch._tuned, launch._measured):
+            cached.cache_clear()
+
+
+def test_measured_launches_can_be_launched() -> None:
+    for op, by_gpu in json.loads(launch.TUNING.read_text()).items():
+        for width, config in (item for by_width in by_gpu.values() for item in by_width.items()):
+            assert next_power_of_2(int(width)) == int(width), op
+            assert all(n == next_power_of_2(n) for n in (Config(**config).rows, Config(**config).warps)), op
+            assert Config(**config).warps <= 32 and Config(**config).programs >= 1, op
+
+
+def test_a_gpu_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
+    device = torch.device("cuda", 0)
+    launch._check_dtype("rms_norm", torch.float16, device)
+    with pytest.raises(ValueError, match=r"x is torch.bfloat16 on a Tesla T4, expected float16 or float32"):
+        launch._check_dtype("rms_norm", torch.bfloat16, device)

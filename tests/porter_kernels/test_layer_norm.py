@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from porter_kernels.accuracy import excess
-from porter_kernels.layer_norm import layer_norm, layer_norm_reference
+from porter_kernels.layer_norm import LayerNorm, layer_norm, layer_norm_reference
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,12 +30,13 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shapes: tuple[int, ...
 
 def check(inputs: list[Tensor], dy: Tensor, offset: Literal[0, 1] = 0) -> None:
     """y and the gradients of x, w, b are within their budgets."""
-    actual, truth = run(op(offset), inputs, [dy]), run_in_float64(reference(offset), inputs, [dy])
+    gain = inputs[1] + offset  # in the weight's dtype, as the models add
+    actual, truth = run(op(offset), inputs, [dy]), run_in_float64(reference(), [inputs[0], gain, inputs[2]], [dy])
     x, w, b = (t.double() for t in inputs)
     D, N, dy = x.shape[-1], x.numel() // w.numel(), dy.double()
     centred = x - x.mean(-1, keepdim=True)
     rstd = torch.rsqrt(centred.square().mean(-1, keepdim=True) + EPS)
-    gain = (offset + w).abs().max()
+    gain = gain.double().abs().max()
     x_hat = x.abs().max() * rstd.max()  # centring subtracts numbers as large as x
     scales = x_hat * gain + b.abs().max(), dy.abs().max() * gain * rstd.max() * (1 + x_hat), dy.abs().max() * x_hat
     for name, a, t, terms, scale in zip(
@@ -165,3 +166,15 @@ def test_empty(shape: tuple[int, ...]) -> None:
 def test_wrong_weight_says_what_to_do(w: Tensor, b: Tensor | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer_norm(torch.zeros(2, 6), w, b, EPS)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_module_takes_the_place_of_torchs(bias: bool, generator: torch.Generator) -> None:
+    (x,) = draw(generator, torch.float32, (4, 24))
+    theirs = nn.LayerNorm(24, eps=EPS, bias=bias, device=DEVICE)
+    for row in theirs.parameters():
+        nn.init.normal_(row, generator=torch.Generator(DEVICE).manual_seed(1))
+    mine = LayerNorm(24, EPS, bias=bias, device=DEVICE)
+    assert torch.equal(mine(x), layer_norm(x, torch.ones(24, device=DEVICE), None, EPS))
+    mine.load_state_dict(theirs.state_dict())
+    assert excess(mine(x), theirs.double()(x.double()).detach(), 24, 8.0) <= 1

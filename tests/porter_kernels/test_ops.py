@@ -19,8 +19,9 @@ def heads_last(*shape: int) -> Tensor:
 
 
 CALLS = {
-    "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(6), 1e-6, 1)),
-    "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, 1e-6, 0)),
+    "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), None, leaf(6), 1e-6, 1)),
+    "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, None, 1e-6, 0)),
+    "add_rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
     "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
     "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(1, 6), None, 1e-6, 0, 1)),
     "rope": lambda: (

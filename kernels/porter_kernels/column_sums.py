@@ -1,0 +1,37 @@
+"""The sum over programs that ends a backward: each left one float32 row, and the weight's gradient is their sum.
+
+A kernel of its own because torch's sum and cast are two launches, 10 us of host time that a small norm notices. Rows
+are added in the same order on every run.
+"""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+import torch
+from torch import Tensor
+
+from porter_kernels.launch import INTERPRETING, block_size, launching, next_power_of_2, tl, triton
+
+MOST_ROWS, MOST_COLUMNS = 64, 32  # of the tile that a program adds at a time: few columns, so that all of a GPU works
+
+
+@triton.jit
+def _sum_kernel(x_ptr, y_ptr, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # [1, D]
+    total = tl.zeros((BLOCK_P, BLOCK_D), dtype=tl.float32)  # [P, D]
+    for first in range(0, P, BLOCK_P):
+        rows = first + tl.arange(0, BLOCK_P)[:, None].to(tl.int64)  # [P, 1]
+        total += tl.load(x_ptr + rows * D + cols, mask=(rows < P) & (cols < D), other=0.0)
+    tl.store(y_ptr + cols, tl.sum(total, axis=0, keep_dims=True), mask=cols < D)
+
+
+def column_sums(x_PD: Tensor, dtype: torch.dtype) -> Tensor:
+    """x_PD, float32 and contiguous, summed over its rows and rounded once, to dtype: [D]; zeros where there is none."""
+    P, D = x_PD.shape
+    if not P:
+        return x_PD.new_zeros(D, dtype=dtype)
+    y_D = x_PD.new_empty(D, dtype=dtype)
+    if D:
+        BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
+        BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
+        with launching("column_sums", x_PD):
+            _sum_kernel[(triton.cdiv(D, BLOCK_D),)](x_ptr=x_PD, y_ptr=y_D, P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
+    return y_D
