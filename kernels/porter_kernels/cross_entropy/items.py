@@ -1,0 +1,175 @@
+"""What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py."""
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from porter_kernels.elementary import tanh_with_slope
+from porter_kernels.launch import tl, triton
+
+NUM_PARTIALS = 6  # a row and chunk: max, sum of exponentials, target's logit, weighted sum, entropy's sum, argmax
+NUM_RESULTS = 6  # a row: loss, max, log of the sum, log-sum-exp, log-probability, entropy
+PARTIALS = tl.constexpr(NUM_PARTIALS)
+
+
+@triton.jit
+def transform(raw, CAP: tl.constexpr, SCALE: tl.constexpr):
+    """Logits scaled and capped (CAP 0: uncapped), and the derivative of that by the raw logits."""
+    if CAP == 0.0:
+        x = raw * SCALE
+        slope = tl.full(raw.shape, SCALE, tl.float32)
+    else:
+        tanh, slope = tanh_with_slope(raw * (SCALE / CAP))
+        x = CAP * tanh
+        slope *= SCALE
+    return x, slope
+
+
+@triton.jit
+def read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE: tl.constexpr, HAS_WEIGHT: tl.constexpr):
+    """Each row's target, whether the row counts, whether that class exists, and its weight."""
+    target = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE)  # [N, 1]
+    counts = target != IGNORE
+    exists = (target >= 0) & (target < vocab_size)
+    weight = tl.full(target.shape, 1.0, tl.float32)
+    if HAS_WEIGHT:
+        weight = tl.load(weight_ptr + target, mask=counts & exists, other=0.0)
+    return target, counts, exists, weight
+
+
+@triton.jit
+def write_partials(
+    logits_ptr, target_ptr, weight_ptr, partials_ptr, rows, chunk, N, V, C, stride, vocab_start, weight_start,
+    IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """Item of the first kind. Ignored rows are not read."""
+    target = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE)  # [N, 1]
+    cols = chunk * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]  # [1, V]
+    mask = (target != IGNORE) & (cols < V)
+    at = logits_ptr + rows * stride
+    raw = tl.load(at + cols, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, V]
+    x = tl.where(mask, transform(raw, CAP, SCALE)[0], float("-inf"))
+    peak = tl.max(x, axis=1, keep_dims=True)  # [N, 1]
+    below = x - tl.where(peak == float("-inf"), 0.0, peak)  # a chunk may be wholly -inf: -inf - -inf is NaN
+    mass = tl.exp(below)
+    label = target - vocab_start  # column of the target, if this chunk has it
+    here = (target != IGNORE) & (label >= chunk * BLOCK_V) & (label < tl.minimum(V, (chunk + 1) * BLOCK_V))
+    raw_target = tl.load(at + label, mask=here, other=0.0).to(tl.float32)
+    out, filled = partials_ptr + (rows * C + chunk) * PARTIALS, rows < N
+    tl.store(out, peak, mask=filled)
+    tl.store(out + 1, tl.sum(mass, axis=1, keep_dims=True), mask=filled)
+    tl.store(out + 2, tl.where(here, transform(raw_target, CAP, SCALE)[0], 0.0), mask=filled)
+    smoothed = tl.zeros_like(peak)
+    if SMOOTHING > 0.0:
+        weighted = tl.where(mask, x, 0.0)
+        if HAS_WEIGHT:
+            weighted *= tl.load(weight_ptr + weight_start + cols, mask=cols < V, other=0.0)
+        smoothed = tl.sum(weighted, axis=1, keep_dims=True)
+    tl.store(out + 3, smoothed, mask=filled)
+    spread = tl.zeros_like(peak)
+    if ENTROPY:
+        spread = tl.sum(mass * tl.where(x == float("-inf"), 0.0, below), axis=1, keep_dims=True)
+    tl.store(out + 4, spread, mask=filled)
+    best = tl.zeros_like(peak)
+    if ARGMAX:
+        ties = tl.where(mask & (x == peak), vocab_start + cols, 2**24)  # the first, as torch.argmax
+        best = tl.min(ties, axis=1, keep_dims=True).to(tl.float32)
+    tl.store(out + 5, best, mask=filled)
+
+
+@triton.jit
+def combine(partials_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
+    """Each row's maximum (0 for -inf) and the logarithm of its sum of exponentials below it, and both by chunk.
+
+    Both are 0 where the row does not count. Reads past L1: another program of the launch has written the partials.
+    """
+    chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
+    at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
+    peaks = tl.load(at, mask=mask, other=float("-inf"), cache_modifier=".cg")  # [N, C]
+    totals = tl.load(at + 1, mask=mask, other=0.0, cache_modifier=".cg")
+    peak = tl.max(peaks, axis=1, keep_dims=True)  # [N, 1]
+    peak = tl.where(peak == float("-inf"), 0.0, peak)
+    below = peaks - peak
+    total = tl.sum(totals * tl.exp(below), axis=1, keep_dims=True)
+    log_total = tl.where(counts & (total == 0.0), float("-inf"), tl.log(tl.where(total == 0.0, 1.0, total)))
+    return peak, log_total, below, totals
+
+
+@triton.jit
+def write_results(
+    partials_ptr, target_ptr, weight_ptr, weight_sum_ptr, results_ptr, correct_ptr, rows, N, C, vocab_size,
+    IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Loss, maximum, log total, log-sum-exp, log-probability and entropy a row [6, N], 0 where ignored."""
+    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
+    peak, log_total, below, totals = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
+    chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
+    at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
+    x_target = tl.sum(tl.load(at + 2, mask=mask, other=0.0, cache_modifier=".cg"), axis=1, keep_dims=True)
+    lse = peak + log_total
+    log_prob = (x_target - peak) - log_total  # not x - lse, whose rounding would be all that a sure token has
+    loss = -weight * log_prob
+    if SMOOTHING > 0.0:
+        smoothed = tl.sum(tl.load(at + 3, mask=mask, other=0.0, cache_modifier=".cg"), axis=1, keep_dims=True)
+        whole = vocab_size * 1.0
+        if HAS_WEIGHT:
+            whole = tl.load(weight_sum_ptr)
+        loss = (1.0 - SMOOTHING) * loss + (SMOOTHING / vocab_size) * (whole * lse - smoothed)
+    if Z_LOSS != 0.0:
+        loss += Z_LOSS * lse * lse
+    spreads = tl.load(at + 4, mask=mask, other=0.0, cache_modifier=".cg")
+    spreads = (spreads + totals * tl.where(totals == 0.0, 0.0, below)) * tl.exp(below)
+    entropy = log_total - tl.sum(spreads, axis=1, keep_dims=True) / tl.exp(log_total)
+    bests = tl.load(at + 5, mask=mask & (below == 0.0), other=2**24, cache_modifier=".cg")
+    correct = tl.min(bests, axis=1, keep_dims=True).to(tl.int64) == target
+    out, filled = results_ptr + rows, rows < N
+    tl.store(out, tl.where(counts, tl.where(exists, loss, float("nan")), 0.0), mask=filled)
+    tl.store(out + N, tl.where(counts, peak, 0.0), mask=filled)
+    tl.store(out + 2 * N, tl.where(counts, log_total, 0.0), mask=filled)
+    tl.store(out + 3 * N, tl.where(counts, lse, 0.0), mask=filled)
+    tl.store(out + 4 * N, tl.where(counts, tl.where(exists, log_prob, float("nan")), 0.0), mask=filled)
+    tl.store(out + 5 * N, tl.where(counts, entropy, 0.0), mask=filled)
+    tl.store(correct_ptr + rows, correct & counts, mask=filled)
+
+
+@triton.jit
+def read_factor(
+    factor_ptr, denominator_ptr, upstream_ptr, rows, N, upstream_stride,
+    HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
+):  # fmt: skip
+    """What multiplies the gradient of each row's loss."""
+    factor = tl.full(rows.shape, 1.0, tl.float32)  # [N, 1]
+    if HAS_FACTOR:
+        factor = tl.load(factor_ptr + rows, mask=rows < N, other=0.0)
+    if HAS_DENOMINATOR:
+        factor /= tl.load(denominator_ptr)
+    if HAS_UPSTREAM:
+        factor *= tl.load(upstream_ptr + rows * upstream_stride, mask=rows < N, other=0.0)
+    return factor
+
+
+@triton.jit
+def write_gradient(
+    raw, out_ptr, target_ptr, weight_ptr, weight_sum_ptr, peak, log_total, factor, rows, cols, N, V, stride,
+    vocab_start, vocab_size, IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr,
+    SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    """Item of the second kind, once the rows' log-sum-exp is known."""
+    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
+    x, slope = transform(raw.to(tl.float32), CAP, SCALE)  # [N, V]
+    prob = tl.exp((x - peak) - log_total)
+    hit = (1.0 - SMOOTHING) * weight  # [N, 1]
+    mass = hit
+    if SMOOTHING > 0.0:
+        mass = tl.full(hit.shape, 1.0, tl.float32)
+        if HAS_WEIGHT:
+            mass = hit + (SMOOTHING / vocab_size) * tl.load(weight_sum_ptr)
+    if Z_LOSS != 0.0:
+        mass += 2.0 * Z_LOSS * (peak + log_total)
+    dx = prob * mass - tl.where(vocab_start + cols == target, hit, 0.0)
+    if SMOOTHING > 0.0:
+        share = SMOOTHING / vocab_size
+        if HAS_WEIGHT:
+            share *= tl.load(weight_ptr + vocab_start + cols, mask=cols < V, other=0.0)
+        dx -= share
+    dx = tl.where(counts, tl.where(exists, dx * slope * factor, float("nan")), 0.0)
+    tl.store(out_ptr + rows * stride + cols, dx, mask=(rows < N) & (cols < V), eviction_policy="evict_first")

@@ -1,0 +1,269 @@
+"""The loss of every row, its log-sum-exp and its gradient: what cross_entropy and linear_cross_entropy launch.
+
+A slice of the vocabulary starts at `vocab_start`; targets and class weights stay those of the whole vocabulary. Rows
+whose target is ignore_index are not read: their loss, statistics and gradients are 0. A target that is no class gives
+a loss and gradients of NaN. Sums are taken in one order whichever way they are reached, so bits agree between paths.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from porter_kernels.cross_entropy import kernels
+from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
+from porter_kernels.launch import INTERPRETING, launching, next_power_of_2, num_programs, rows_per_program
+
+TUNABLES = {
+    "block_v": 2**16 if INTERPRETING else 8192,  # columns of a chunk, at most
+    "elements_per_thread": 32,
+    "slot_bytes": 8 * 2**20,  # logits of a slot; L2 should hold two slots and the gradient of one
+    "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
+    "sum_block": 2**12 if INTERPRETING else 8192,  # rows that the one program of a sum takes at once
+}
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """What a row's loss is; reference.py has the equations."""
+
+    ignore_index: int = -100
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    softcap: float | None = None
+    logit_scale: float = 1.0
+
+    def for_partials(self) -> dict[str, Any]:
+        return {
+            "IGNORE": self.ignore_index,
+            "SMOOTHING": self.label_smoothing,
+            "CAP": self.softcap or 0.0,
+            "SCALE": self.logit_scale,
+        }
+
+    def for_loss(self) -> dict[str, Any]:
+        return {"IGNORE": self.ignore_index, "SMOOTHING": self.label_smoothing, "Z_LOSS": self.z_loss}
+
+    def for_gradient(self) -> dict[str, Any]:
+        return self.for_partials() | self.for_loss()
+
+
+class RowStats(NamedTuple):
+    """Of every row [N], 0 where it is ignored.
+
+    loss_N has class weight, smoothing and z-loss in it. entropy_N and correct_N hold only where the partial results
+    were asked for them.
+    """
+
+    loss_N: Tensor
+    lse_N: Tensor
+    log_prob_N: Tensor
+    entropy_N: Tensor
+    correct_N: Tensor
+
+
+class Results(NamedTuple):
+    """RowStats as the kernels write them: [6, N] float32 (items.NUM_RESULTS names the rows), and correct [N]."""
+
+    rows_RN: Tensor
+    correct_N: Tensor
+
+    def stats(self) -> RowStats:
+        loss_N, _, _, lse_N, log_prob_N, entropy_N = self.rows_RN.unbind()
+        return RowStats(loss_N, lse_N, log_prob_N, entropy_N, self.correct_N)
+
+
+class Tiling(NamedTuple):
+    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V alone."""
+
+    BLOCK_N: int
+    BLOCK_V: int
+    T: int
+    C: int
+    num_warps: int
+
+
+def cut(N: int, V: int) -> Tiling:
+    BLOCK_V = min(next_power_of_2(V), TUNABLES["block_v"])
+    BLOCK_N = rows_per_program(N, BLOCK_V)
+    warps = BLOCK_N * BLOCK_V // (32 * TUNABLES["elements_per_thread"])
+    return Tiling(BLOCK_N, BLOCK_V, -(-N // BLOCK_N), -(-V // BLOCK_V), min(max(warps, 1), 16))
+
+
+def new_results(logits_NV: Tensor) -> Results:
+    N = logits_NV.shape[0]
+    return Results(logits_NV.new_empty(NUM_RESULTS, N, dtype=torch.float32), logits_NV.new_empty(N, dtype=torch.bool))
+
+
+def row_partials(
+    logits_NV: Tensor, target_N: Tensor, weight_V: Tensor | None, options: LossOptions,
+    *, vocab_start: int = 0, entropy: bool = False, argmax: bool = False,
+) -> Tensor:  # fmt: skip
+    """Partial results of every row and chunk of columns; concatenate those of all slices along C, in order.
+
+    Args:
+        logits_NV: columns [vocab_start, vocab_start + V) of the vocabulary, last stride 1.
+        target_N: int64, classes of the whole vocabulary.
+        weight_V: float32, one a class of the slice or of the whole vocabulary.
+        options: of the loss.
+        vocab_start: the class of the first column.
+        entropy: whether column 4 is filled.
+        argmax: whether column 5 is filled.
+
+    Returns:
+        [N, C, 6] float32: the maximum of x (transformed logits); sum of exp(x - max); x of the target, 0 if it lies
+        elsewhere; sum of w * x, where labels are smoothed; sum of exp(x - max) * (x - max); class of the maximum.
+        Columns that are not filled hold 0.
+    """
+    N, V = logits_NV.shape
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
+    if N:
+        with launching("cross_entropy", logits_NV):
+            kernels._partials_kernel[(T * C,)](
+                logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS,
+                N=N, V=V, C=C, stride=logits_NV.stride(0), vocab_start=vocab_start,
+                weight_start=vocab_start if weight_V is not None and weight_V.shape[0] > V else 0,
+                **options.for_partials(), HAS_WEIGHT=weight_V is not None, ENTROPY=entropy, ARGMAX=argmax,
+                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
+            )  # fmt: skip
+    return partials_NCS
+
+
+def combine_partials(
+    partials_NCS: Tensor, target_N: Tensor, weight_V: Tensor | None, weight_sum: Tensor | None,
+    options: LossOptions, vocab_size: int,
+) -> RowStats:  # fmt: skip
+    """The loss and the statistics of every row.
+
+    Args:
+        partials_NCS: of all columns, as row_partials returns them.
+        target_N: as for row_partials.
+        weight_V: float32, of the whole vocabulary.
+        weight_sum: [], its sum; needed where labels are smoothed and there are weights.
+        options: of the loss.
+        vocab_size: classes of the whole vocabulary.
+    """
+    return _combine(partials_NCS, target_N, weight_V, weight_sum, options, vocab_size).stats()
+
+
+def _combine(
+    partials_NCS: Tensor, target_N: Tensor, weight_V: Tensor | None, weight_sum: Tensor | None,
+    options: LossOptions, vocab_size: int,
+) -> Results:  # fmt: skip
+    N, C, _ = partials_NCS.shape
+    results = new_results(partials_NCS[:, 0])
+    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size)  # as in the launch that does all, for the same order of sums
+    if N:
+        with launching("cross_entropy", partials_NCS):
+            kernels._results_kernel[(T,)](
+                partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+                results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, C=C, vocab_size=vocab_size,
+                **options.for_loss(), HAS_WEIGHT=weight_V is not None, BLOCK_N=BLOCK_N, BLOCK_C=next_power_of_2(C),
+                num_warps=num_warps,
+            )  # fmt: skip
+    return results
+
+
+def logits_gradient_(
+    logits_NV: Tensor, target_N: Tensor, lse_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None,
+    weight_sum: Tensor | None, options: LossOptions, vocab_size: int, *, vocab_start: int = 0, out: Tensor,
+    log_total_N: Tensor | None = None, denominator: Tensor | None = None, upstream: Tensor | None = None,
+    keep_at_one: bool = False,
+) -> None:  # fmt: skip
+    """Writes the gradient of every row's loss, times factor / denominator * upstream, by its logits.
+
+    Args:
+        logits_NV: columns [vocab_start, vocab_start + V) of the vocabulary, last stride 1.
+        target_N: as for row_partials.
+        lse_N: log-sum-exp of the whole rows; with log_total_N, their maxima.
+        factor_N: float32, or None for 1.
+        weight_V: float32, of the whole vocabulary.
+        weight_sum: as for combine_partials.
+        options: of the loss.
+        vocab_size: classes of the whole vocabulary.
+        vocab_start: the class of the first column.
+        out: [N, V], last stride 1; may be logits_NV itself.
+        log_total_N: logarithm of each row's sum of exp(x - max): more exact than a log-sum-exp rounded in float32.
+        denominator: [] float32, or None for 1.
+        upstream: [] or [N], float32, or None for 1.
+        keep_at_one: leave `out` as it is if upstream, a scalar then, is 1.
+    """
+    N, V = logits_NV.shape
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    if weight_V is not None and weight_V.shape[0] != vocab_size:
+        raise ValueError(
+            f"cross_entropy: weight has shape {list(weight_V.shape)}, expected [{vocab_size}], a weight for every "
+            f"class: the gradient in a slice needs those of targets elsewhere. Pass the whole vocabulary's weights."
+        )
+    P = min(T * C, num_programs(logits_NV.device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
+    if N:
+        with launching("cross_entropy", logits_NV):
+            kernels._gradient_kernel[(P,)](
+                logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+                peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
+                upstream_ptr=upstream, out_ptr=out, N=N, V=V, C=C, T=T, stride=logits_NV.stride(0),
+                out_stride=out.stride(0), upstream_stride=upstream.stride(0) if upstream is not None and upstream.ndim
+                else 0, vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(),
+                HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None,
+                HAS_DENOMINATOR=denominator is not None, HAS_UPSTREAM=upstream is not None,
+                HAS_LOG_TOTAL=log_total_N is not None, KEEP_AT_ONE=keep_at_one, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V,
+                num_warps=num_warps,
+            )  # fmt: skip
+
+
+def loss_and_gradient_(
+    logits_NV: Tensor, target_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None, weight_sum: Tensor | None,
+    options: LossOptions, out: Tensor, *, denominator: Tensor | None = None, entropy: bool = False,
+    argmax: bool = False,
+) -> RowStats:  # fmt: skip
+    """The statistics of every row, and in `out` the gradient of its loss times factor / denominator, in one launch.
+
+    Arguments are those of row_partials, combine_partials and logits_gradient_, for the whole vocabulary.
+    """
+    results = run_loss_and_gradient_(
+        logits_NV, target_N, factor_N, weight_V, weight_sum, options, out, denominator, entropy, argmax
+    )
+    return results.stats()
+
+
+def run_loss_and_gradient_(
+    logits_NV: Tensor, target_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None, weight_sum: Tensor | None,
+    options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool,
+) -> Results:  # fmt: skip
+    N, V = logits_NV.shape
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    results = new_results(logits_NV)
+    if N == 0:
+        return results
+    K = -(-T // max(TUNABLES["slot_bytes"] // (BLOCK_N * V * logits_NV.element_size()), 1))  # slots
+    G = -(-T // K)  # tiles of a slot
+    partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
+    with launching("cross_entropy", logits_NV):
+        kernels._loss_and_gradient_kernel[(2 * K * G * C,)](
+            logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+            factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS,
+            count_ptr=torch.zeros(T, dtype=torch.int32, device=logits_NV.device), out_ptr=out,
+            results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C, T=T, G=G, K=K,
+            stride=logits_NV.stride(0), out_stride=out.stride(0), **options.for_gradient(),
+            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None, HAS_DENOMINATOR=denominator is not None,
+            ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
+            num_warps=num_warps,
+        )  # fmt: skip
+    return results
+
+
+def mean_denominator(
+    target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
+) -> Tensor:
+    """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
+    out = torch.empty((), dtype=torch.float32, device=target_N.device)
+    with launching("cross_entropy", target_N):
+        kernels._denominator_kernel[(1,)](
+            target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out, N=target_N.shape[0],
+            vocab_size=0 if weight_V is None else weight_V.shape[0], IGNORE=options.ignore_index,
+            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=token_weight_N is not None,
+            BLOCK=TUNABLES["sum_block"], num_warps=8,
+        )  # fmt: skip
+    return out
