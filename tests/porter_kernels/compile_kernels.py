@@ -32,6 +32,11 @@ PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_p
 NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2}
 NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "BLOCK_N": 2, "BLOCK_D": 1024} | NEED
 ROPE = {"INVERSE": False, "BLOCK_N": 4, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
+GLU = {
+    "ACT": "silu", "ALPHA": 1.0, "LIMIT": None, "CLAMP_ACT": False, "UP_OFFSET": 0.0, "GATED": True,
+    "INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_F": 512,
+}  # fmt: skip
+GPT_OSS = {"INTERLEAVED": True, "up_ptr": None, "ALPHA": 1.702, "LIMIT": 7.0, "UP_OFFSET": 1.0}
 VARIANTS: dict[str, list[dict[str, object]]] = {
     "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
     "rms_norm._backward_kernel": [
@@ -56,16 +61,19 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         ROPE | {"INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_H": 32},
         ROPE | {"INTERLEAVED": True, "INVERSE": True, "BLOCK_R": 8, "BLOCK_REST": 32},
     ],
-    "glu._forward_kernel": [
-        {"ACT": act, "GATED": True, "BLOCK_N": 1, "BLOCK_F": 512}
-        for act in ("silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2")
-    ]
-    + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
-    "glu._backward_kernel": [
-        {"ACT": act, "GATED": gated, "BLOCK_N": 1, "BLOCK_F": 512} | ({} if gated else {"up_ptr": None})
-        for act, gated in (("silu", True), ("gelu", True), ("gelu_tanh", True), ("relu2", False))
-    ]
-    + [{"ACT": "silu", "GATED": True, "BLOCK_N": 32, "BLOCK_F": 64}],
+    "glu.kernels._forward_kernel": [
+        *(GLU | {"ACT": act} for act in ("silu", "gelu", "gelu_tanh", "relu", "relu2")),
+        GLU | {"BLOCK_N": 32, "BLOCK_F": 64},
+        GLU | GPT_OSS,
+        GLU | {"LIMIT": 16.0, "CLAMP_ACT": True},
+    ],
+    "glu.kernels._backward_kernel": [
+        *(GLU | {"ACT": act} for act in ("silu", "gelu", "gelu_tanh")),
+        GLU | {"ACT": "relu2", "GATED": False, "up_ptr": None, "dup_ptr": None},
+        GLU | {"BLOCK_N": 32, "BLOCK_F": 64},
+        GLU | GPT_OSS | {"dup_ptr": None},
+        GLU | {"LIMIT": 16.0, "CLAMP_ACT": True},
+    ],
     "column_sums._sum_kernel": [{"BLOCK_P": 64, "BLOCK_D": 32}],
     "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
     "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
@@ -76,11 +84,11 @@ FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "partial_ptr")
 def find_kernels() -> dict[str, JITFunction]:
     """Every jitted function of porter_kernels that is launched, by module and name."""
     kernels = {}
-    for module_info in pkgutil.iter_modules(porter_kernels.__path__):
-        module = importlib.import_module(f"porter_kernels.{module_info.name}")
+    for module_info in pkgutil.walk_packages(porter_kernels.__path__, "porter_kernels."):
+        module = importlib.import_module(module_info.name)
         for name, value in vars(module).items():
-            if isinstance(value, JITFunction) and name.endswith("_kernel"):
-                kernels[f"{module_info.name}.{name}"] = value
+            if isinstance(value, JITFunction) and name.endswith("_kernel") and value.__module__ == module_info.name:
+                kernels[f"{module_info.name.removeprefix('porter_kernels.')}.{name}"] = value
     return kernels
 
 

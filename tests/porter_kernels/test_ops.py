@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter_kernels import glu, layer_norm, rms_norm, rope, softcap
+from porter_kernels import layer_norm, rms_norm, rope, softcap
+from porter_kernels.glu import op as glu_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,8 +29,9 @@ CALLS = {
         rope._rotate,
         (heads_last(1, 2, 3, 8), leaf(1, 1, 3, 8), *leaf(2, 1, 3, 4).detach().unbind(), False, False),
     ),
-    "glu": lambda: (glu._forward, (leaf(4, 6), leaf(4, 6), "silu")),
-    "activation": lambda: (glu._forward, (leaf(4, 6), None, "gelu")),
+    "glu": lambda: (glu_op._forward, (leaf(4, 6), leaf(4, 6), "silu", 1.702, 7.0, False, 1.0)),
+    "activation": lambda: (glu_op._forward, (leaf(4, 6), None, "gelu", None, None, False, 0.0)),
+    "packed_glu": lambda: (glu_op._packed_forward, (leaf(4, 6), "interleaved", "silu", None, None, False, 0.0)),
     "softcap": lambda: (softcap._forward, (leaf(4, 6), 2.0)),
 }
 
