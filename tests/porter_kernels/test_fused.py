@@ -8,7 +8,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from porter_kernels.glu import activation, glu
+from porter_kernels.glu import activation, glu, packed_glu
 from porter_kernels.layer_norm import layer_norm
 from porter_kernels.rms_norm import rms_norm
 from porter_kernels.rope import rope
@@ -28,6 +28,7 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rope": rotate,
     "glu": lambda x, y: glu(x, y, act="silu"),
     "activation": lambda x, y: activation(x, act="gelu") + y,
+    "packed_glu": lambda x, y: packed_glu(x, act="silu", layout="interleaved", limit=1.0) + y[:, ::2],
     "softcap": lambda x, y: softcap(x, 2.0) + y,
 }
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels import launch
-from porter_kernels.glu import activation, glu
+from porter_kernels.glu import activation, glu, packed_glu
 from porter_kernels.layer_norm import layer_norm
 from porter_kernels.rms_norm import rms_norm
 from porter_kernels.rope import Style, rope
@@ -36,6 +36,10 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "layer_norm of heads": lambda x, rows: layer_norm(x.view(7, 3, -1), rows, None, 1e-2),
     "glu": lambda x, rows: glu(x, 3 * x, act="gelu_tanh"),
     "glu of halves": lambda x, rows: glu(*torch.cat((x, 3 * x), dim=-1).chunk(2, dim=-1), act="silu"),
+    "packed_glu": lambda x, rows: packed_glu(torch.cat((x, 3 * x), dim=-1), act="gelu"),
+    "packed_glu interleaved": lambda x, rows: packed_glu(
+        torch.stack((x, 3 * x), dim=-1).flatten(1), act="silu", layout="interleaved", limit=1.0
+    ),
     "activation": lambda x, rows: activation(x, act="quick_gelu"),
     "softcap": lambda x, rows: softcap(x, 2.0),
     "rope half": lambda x, rows: rotate(x, "half"),
