@@ -61,11 +61,7 @@ class Fused(Launch):
             save(ctx, inputs, output)
 
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
-            if torch.is_grad_enabled():  # create_graph=True: its gradient would be a constant, and nobody would notice
-                raise RuntimeError(
-                    f"{name}: asked for a gradient that can be differentiated again (create_graph=True), expected a "
-                    f"first derivative: the kernel has no other. Call {name}_reference for second derivatives."
-                )
+            refuse_second_derivative(name)
             return differentiate(ctx, *gradients)
 
         def forward(ctx: Any, *arguments: Any) -> Any:
@@ -82,6 +78,15 @@ class Fused(Launch):
         if is_traced(*arguments):
             return self.op(*arguments)
         return self.apply(*arguments) if torch.is_grad_enabled() else self.function(*arguments)
+
+
+def refuse_second_derivative(op: str) -> None:
+    """Raises in a backward under create_graph=True: its gradient would be a constant, and nobody would notice."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            f"{op}: asked for a gradient that can be differentiated again (create_graph=True), expected a "
+            f"first derivative: the kernel has no other. Call {op}_reference for second derivatives."
+        )
 
 
 def is_traced(*arguments: Any) -> bool:

@@ -1,7 +1,7 @@
 """What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from porter_kernels.elementary import tanh_with_slope
+from porter_kernels.elementary import LOG2_E, tanh_with_slope
 from porter_kernels.launch import tl, triton
 
 NUM_PARTIALS = 6  # a row and chunk: max, sum of exponentials, target's logit, weighted sum, entropy's sum, argmax
@@ -49,7 +49,7 @@ def write_partials(
     x = tl.where(mask, transform(raw, CAP, SCALE)[0], float("-inf"))
     peak = tl.max(x, axis=1, keep_dims=True)  # [N, 1]
     below = x - tl.where(peak == float("-inf"), 0.0, peak)  # a chunk may be wholly -inf: -inf - -inf is NaN
-    mass = tl.exp(below)
+    mass = tl.exp2(below * LOG2_E)
     label = target - vocab_start  # column of the target, if this chunk has it
     here = (target != IGNORE) & (label >= chunk * BLOCK_V) & (label < tl.minimum(V, (chunk + 1) * BLOCK_V))
     raw_target = tl.load(at + label, mask=here, other=0.0).to(tl.float32)
@@ -88,7 +88,7 @@ def combine(partials_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
     peak = tl.max(peaks, axis=1, keep_dims=True)  # [N, 1]
     peak = tl.where(peak == float("-inf"), 0.0, peak)
     below = peaks - peak
-    total = tl.sum(totals * tl.exp(below), axis=1, keep_dims=True)
+    total = tl.sum(totals * tl.exp2(below * LOG2_E), axis=1, keep_dims=True)
     log_total = tl.where(counts & (total == 0.0), float("-inf"), tl.log(tl.where(total == 0.0, 1.0, total)))
     return peak, log_total, below, totals
 
@@ -117,8 +117,8 @@ def write_results(
     if Z_LOSS != 0.0:
         loss += Z_LOSS * lse * lse
     spreads = tl.load(at + 4, mask=mask, other=0.0, cache_modifier=".cg")
-    spreads = (spreads + totals * tl.where(totals == 0.0, 0.0, below)) * tl.exp(below)
-    entropy = log_total - tl.sum(spreads, axis=1, keep_dims=True) / tl.exp(log_total)
+    spreads = (spreads + totals * tl.where(totals == 0.0, 0.0, below)) * tl.exp2(below * LOG2_E)
+    entropy = log_total - tl.sum(spreads, axis=1, keep_dims=True) / tl.exp2(log_total * LOG2_E)
     bests = tl.load(at + 5, mask=mask & (below == 0.0), other=2**24, cache_modifier=".cg")
     correct = tl.min(bests, axis=1, keep_dims=True).to(tl.int64) == target
     out, filled = results_ptr + rows, rows < N
@@ -156,7 +156,7 @@ def write_gradient(
     """Item of the second kind, once the rows' log-sum-exp is known."""
     target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
     x, slope = transform(raw.to(tl.float32), CAP, SCALE)  # [N, V]
-    prob = tl.exp((x - peak) - log_total)
+    prob = tl.exp2((x - peak) * LOG2_E - log_total * LOG2_E)
     hit = (1.0 - SMOOTHING) * weight  # [N, 1]
     mass = hit
     if SMOOTHING > 0.0:

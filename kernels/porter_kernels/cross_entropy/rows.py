@@ -20,7 +20,6 @@ TUNABLES = {
     "elements_per_thread": 32,
     "slot_bytes": 8 * 2**20,  # logits of a slot; L2 should hold two slots and the gradient of one
     "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
-    "sum_block": 2**12 if INTERPRETING else 8192,  # rows that the one program of a sum takes at once
 }
 
 
@@ -145,10 +144,10 @@ def combine_partials(
         options: of the loss.
         vocab_size: classes of the whole vocabulary.
     """
-    return _combine(partials_NCS, target_N, weight_V, weight_sum, options, vocab_size).stats()
+    return run_combine(partials_NCS, target_N, weight_V, weight_sum, options, vocab_size).stats()
 
 
-def _combine(
+def run_combine(
     partials_NCS: Tensor, target_N: Tensor, weight_V: Tensor | None, weight_sum: Tensor | None,
     options: LossOptions, vocab_size: int,
 ) -> Results:  # fmt: skip
@@ -254,16 +253,14 @@ def run_loss_and_gradient_(
     return results
 
 
-def mean_denominator(
-    target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
-) -> Tensor:
-    """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
-    out = torch.empty((), dtype=torch.float32, device=target_N.device)
-    with launching("cross_entropy", target_N):
-        kernels._denominator_kernel[(1,)](
-            target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out, N=target_N.shape[0],
-            vocab_size=0 if weight_V is None else weight_V.shape[0], IGNORE=options.ignore_index,
-            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=token_weight_N is not None,
-            BLOCK=TUNABLES["sum_block"], num_warps=8,
-        )  # fmt: skip
-    return out
+def scale_(gradient_NV: Tensor, upstream: Tensor) -> None:
+    """Multiplies by upstream, a scalar; touches nothing where it is 1."""
+    N, V = gradient_NV.shape
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    P = min(T * C, num_programs(gradient_NV.device) * TUNABLES["programs_per_multiprocessor"])
+    if N:
+        with launching("cross_entropy", gradient_NV):
+            kernels._scale_kernel[(P,)](
+                out_ptr=gradient_NV, upstream_ptr=upstream, N=N, V=V, C=C, T=T, stride=gradient_NV.stride(0),
+                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
+            )  # fmt: skip

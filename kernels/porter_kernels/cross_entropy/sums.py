@@ -1,0 +1,41 @@
+"""Sums over rows: each of one program, so that they have one order, and none that the host waits for."""
+
+import torch
+from torch import Tensor
+
+from porter_kernels.cross_entropy import kernels
+from porter_kernels.cross_entropy.rows import LossOptions
+from porter_kernels.launch import INTERPRETING, launching
+
+BLOCK = 2**12 if INTERPRETING else 8192  # rows that the program takes at once
+
+
+def mean_denominator(
+    target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
+) -> Tensor:
+    """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
+    out = torch.empty((), dtype=torch.float32, device=target_N.device)
+    with launching("cross_entropy", target_N):
+        kernels._denominator_kernel[(1,)](
+            target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out, N=target_N.shape[0],
+            vocab_size=0 if weight_V is None else weight_V.shape[0], IGNORE=options.ignore_index,
+            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=token_weight_N is not None, BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
+    return out
+
+
+def total_loss(
+    loss_N: Tensor, target_N: Tensor, token_weight_N: Tensor | None, denominator: Tensor | None, options: LossOptions
+) -> Tensor:
+    """[] float32: the sum of token weight times loss over rows that count, divided by the denominator if there is one.
+
+    loss_N holds 0 for rows that do not count.
+    """
+    out = torch.empty((), dtype=torch.float32, device=loss_N.device)
+    with launching("cross_entropy", loss_N):
+        kernels._total_kernel[(1,)](
+            loss_ptr=loss_N, target_ptr=target_N, factor_ptr=token_weight_N, denominator_ptr=denominator, out_ptr=out,
+            N=loss_N.shape[0], IGNORE=options.ignore_index, HAS_FACTOR=token_weight_N is not None,
+            HAS_DENOMINATOR=denominator is not None, BLOCK=BLOCK, num_warps=8,
+        )  # fmt: skip
+    return out
