@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Config", "as_rows", "block_size", "launching", "next_power_of_2", "num_programs", "num_warps", "rows_per_program",
-    "tl", "triton", "tuned",
+    "Config", "as_rows", "block_size", "launch", "launching", "next_power_of_2", "num_programs", "num_warps",
+    "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -55,6 +55,7 @@ class Config(NamedTuple):
     warps: int
     programs: int = 1  # a multiprocessor, where each program loops over tiles
     stages: int = 1  # tiles in flight, where it loops
+    reload: int = 0  # 1 to read a tile again rather than keep it, where a tile is used twice
 
 
 def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
@@ -79,6 +80,44 @@ def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **arguments: Any) -> None:
+    """kernel[grid](**arguments), within `launching`; a compiled kernel is found again in a third of Triton's time.
+
+    Triton binds and specialises every argument of every launch, 35 us on the host of an H200. What its specialisation
+    depends on is taken here in one pass: constants, dtypes, and of pointers and integers whether 16 divides them.
+    """
+    if INTERPRETING:
+        kernel[grid](**arguments)
+        return
+    names, constants = _parameters.get(id(kernel)) or _note_parameters(kernel)
+    values = [arguments[name] for name in names]
+    key: list[Any] = [id(kernel), torch.cuda.current_device(), num_warps]
+    for value, is_constant in zip(values, constants, strict=True):
+        if is_constant or value is None:
+            key.append(value)
+        elif isinstance(value, Tensor):
+            key += (value.dtype, value.data_ptr() % 16)
+        else:
+            key += (value % 16 == 0, value == 1, value >= 2**31)
+    where = tuple(key)
+    compiled = _compiled.get(where)
+    if compiled is None:
+        if unknown := arguments.keys() - set(names):
+            raise TypeError(f"{kernel.__name__} has no parameter {', '.join(sorted(unknown))}")
+        _compiled[where] = kernel[grid](*values, num_warps=num_warps)
+    else:
+        compiled[(*grid, 1, 1)[:3]](*values)
+
+
+_compiled: dict[tuple[Any, ...], Any] = {}
+_parameters: dict[int, tuple[tuple[str, ...], tuple[bool, ...]]] = {}  # by id: a kernel's hash is that of its source
+
+
+def _note_parameters(kernel: Any) -> tuple[tuple[str, ...], tuple[bool, ...]]:
+    _parameters[id(kernel)] = tuple(p.name for p in kernel.params), tuple(p.is_constexpr for p in kernel.params)
+    return _parameters[id(kernel)]
+
+
 @cache
 def _check_dtype(op: str, dtype: torch.dtype, device: torch.device) -> None:
     if dtype == torch.bfloat16 and torch.cuda.get_device_capability(device) < (8, 0):  # Turing (T4), Volta
@@ -97,12 +136,12 @@ def tuned(op: str, num_rows: int, width: int, device: torch.device) -> Config:
     if device.type != "cuda":
         rows = rows_per_program(num_rows, width)
         return Config(rows, num_warps(rows * width), programs=4)
-    return _tuned(op, width, torch.cuda.get_device_capability(device))
+    return _tuned(op, width, device)
 
 
 @cache
-def _tuned(op: str, width: int, capability: tuple[int, int]) -> Config:
-    measured = _measured().get(op, {}).get("{}.{}".format(*capability), {})
+def _tuned(op: str, width: int, device: torch.device) -> Config:
+    measured = _measured().get(op, {}).get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})
     for measured_width, config in sorted(measured.items(), key=lambda item: int(item[0])):
         if width <= int(measured_width):
             rows = max(config["rows"] * int(measured_width) // width, 1)  # a tile of as many elements
@@ -122,6 +161,12 @@ def as_rows(x: Tensor) -> Tensor:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1] if x.ndim else 1)
 
 
+def packed_rows(x: Tensor) -> Tensor:
+    """as_rows, with nothing between the rows nor within them."""
+    return x if x.ndim == 2 and x.is_contiguous() else as_rows(x).contiguous()
+
+
+@cache
 def num_programs(device: torch.device) -> int:
     """Programs that fill the device when each loops over rows."""
     if device.type == "cuda":

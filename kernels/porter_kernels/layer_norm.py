@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from porter_kernels.column_sums import column_sums
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, tl, triton, tuned
+from porter_kernels.launch import launch, launching, next_power_of_2, num_programs, packed_rows, tl, triton, tuned
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -104,14 +104,12 @@ def _forward_kernel(
 def _backward_kernel(
     dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, partial_ptr, N, H, D,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     # Program (p, h) takes every P-th tile of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
-    # Row p of the partial sums holds dw of all heads, then db.
+    # Row p of the partial sums holds dw of all heads, then db. RELOAD as in rms_norm.
     head = tl.program_id(1).to(tl.int64)
     cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
-    if HAS_W:
-        w = _gain(tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0), OFFSET)  # [1, D]
     dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     db = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
@@ -119,21 +117,28 @@ def _backward_kernel(
         rows = (first + tl.arange(0, BLOCK_N)[:, None]) * H + head  # [N, 1]
         mask = (rows < N) & (cols < D)
         at = rows * D + cols
-        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D], 0 past D: x_hat there does not count
+        x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
         rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        x_hat = (x - mean) * rstd
-        dx_hat = dy
+        dx_hat = dy  # 0 past D: x_hat there does not count
         if HAS_W:
-            dx_hat = dy * w
+            dx_hat = dy * _gain(tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0), OFFSET)
         mean_dx_hat = tl.sum(dx_hat, axis=1, keep_dims=True) / D  # [N, 1]
-        mean_product = tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / D  # [N, 1]
+        mean_product = tl.sum(dx_hat * ((x - mean) * rstd), axis=1, keep_dims=True) / D  # [N, 1]
+        if RELOAD:
+            x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            dx_hat = dy
+            if HAS_W:
+                w = tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0, eviction_policy="evict_last")
+                dx_hat = dy * _gain(w, OFFSET)
+        x_hat = (x - mean) * rstd
         tl.store(dx_ptr + at, (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd, mask=mask)
         if NEED_DW:
-            dw += tl.sum(dy * x_hat, axis=0, keep_dims=True)
+            dw += dy * x_hat if BLOCK_N == 1 else tl.sum(dy * x_hat, axis=0, keep_dims=True)
         if NEED_DB:
-            db += tl.sum(dy, axis=0, keep_dims=True)
+            db += dy if BLOCK_N == 1 else tl.sum(dy, axis=0, keep_dims=True)
     at = tl.program_id(0).to(tl.int64) * (NEED_DW + NEED_DB) * H * D + head * D + cols  # [1, D]
     if NEED_DW:
         tl.store(partial_ptr + at, dw, mask=cols < D)
@@ -145,55 +150,60 @@ def _backward_kernel(
 
 
 def _launch_forward(
-    x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    x_ND = packed_rows(x)
     N, D = x_ND.shape
-    y_ND, (mean_N, rstd_N) = torch.empty_like(x_ND), (x_ND.new_empty(N, dtype=torch.float32) for _ in range(2))
+    y, mean_N, rstd_N = _fake_forward(x, w, b, eps, offset, H)
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
-        config = tuned("layer_norm.forward", N, BLOCK_D, x_ND.device)
-        with launching("layer_norm", x_ND):
-            _forward_kernel[(triton.cdiv(N, config.rows),)](
-                x_ptr=x_ND, w_ptr=w_HD, b_ptr=b_HD, y_ptr=y_ND, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D,
-                eps=eps, OFFSET=offset, HAS_W=w_HD is not None, HAS_B=b_HD is not None, PER_HEAD=H > 1,
-                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, num_warps=config.warps,
+        config = tuned("layer_norm.forward", N, BLOCK_D, x.device)
+        with launching("layer_norm", x):
+            launch(
+                _forward_kernel, (triton.cdiv(N, config.rows),),
+                x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
+                y_ptr=y, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
+                HAS_W=w is not None, HAS_B=b is not None, PER_HEAD=H > 1, BLOCK_N=config.rows, BLOCK_D=BLOCK_D,
+                num_warps=config.warps,
             )  # fmt: skip
-    return y_ND, mean_N, rstd_N
+    return y, mean_N, rstd_N
 
 
 def _fake_forward(
-    x_ND: Tensor, w_HD: Tensor | None, b_HD: Tensor | None, eps: float, offset: int, H: int
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    mean_N, rstd_N = (x_ND.new_empty(x_ND.shape[0], dtype=torch.float32) for _ in range(2))
-    return torch.empty_like(x_ND), mean_N, rstd_N
+    mean_N, rstd_N = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), mean_N, rstd_N
 
 
 def _launch_backward(
-    dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    dy: Tensor, x: Tensor, w: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x_ND = packed_rows(x)
     N, D = x_ND.shape
     BLOCK_D = next_power_of_2(D)
-    config = tuned("layer_norm.backward", N // H, BLOCK_D, x_ND.device)
-    P = min(-(-(N // H) // config.rows), max(config.programs * num_programs(x_ND.device) // H, 1))
-    dx_ND = torch.empty_like(x_ND)
-    partial = x_ND.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
+    config = tuned("layer_norm.backward", N // H, BLOCK_D, x.device)
+    P = min(-(-(N // H) // config.rows), max(config.programs * num_programs(x.device) // H, 1))
+    dx = x.new_empty(x.shape)
+    partial = x.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
     if x_ND.numel():
-        with launching("layer_norm", x_ND):
-            _backward_kernel[(P, H)](
-                dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w_HD, mean_ptr=mean_N, rstd_ptr=rstd_N,
-                dx_ptr=dx_ND, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w_HD is not None,
+        with launching("layer_norm", x):
+            launch(
+                _backward_kernel, (P, H),
+                dy_ptr=packed_rows(dy), x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), mean_ptr=mean_N,
+                rstd_ptr=rstd_N, dx_ptr=dx, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
                 NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
-                num_warps=config.warps,
+                RELOAD=config.reload, num_warps=config.warps,
             )  # fmt: skip
-    return dx_ND, column_sums(partial, x_ND.dtype).view(need_dw + need_db, H, D)
+    return dx, column_sums(partial, x.dtype).view(need_dw + need_db, H * D)
 
 
 def _fake_backward(
-    dy_ND: Tensor, x_ND: Tensor, w_HD: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    dy: Tensor, x: Tensor, w: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return torch.empty_like(x_ND), x_ND.new_empty(need_dw + need_db, H, x_ND.shape[1])
+    return x.new_empty(x.shape), x.new_empty(need_dw + need_db, H * x.shape[-1])
 
 
 def _save(
@@ -201,14 +211,16 @@ def _save(
     inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int, int],
     output: tuple[Tensor, Tensor, Tensor],
 ) -> None:
-    x_ND, w_HD, _, _, ctx.offset, ctx.H = inputs
-    ctx.save_for_backward(x_ND, w_HD, output[1], output[2])
+    x, w, b, _, ctx.offset, ctx.H = inputs
+    ctx.rows_shape = None if w is None and b is None else (w if b is None else b).shape  # type: ignore[union-attr]
+    ctx.save_for_backward(x, w, output[1], output[2])
 
 
-def _differentiate(ctx: Any, dy_ND: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
     _, need_dw, need_db, *_ = ctx.needs_input_grad
-    dx_ND, dw_db = _backward(dy_ND.contiguous(), *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
-    return dx_ND, dw_db[0] if need_dw else None, dw_db[-1] if need_db else None, None, None, None
+    dx, dw_db = _backward(dy, *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
+    dw, db = (dw_db[i].view(ctx.rows_shape) if need else None for i, need in ((0, need_dw), (-1, need_db)))
+    return dx, dw, db, None, None, None
 
 
 _backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)
@@ -241,12 +253,9 @@ def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, off
         raise ValueError(
             f"layer_norm: b has shape {list(b.shape)}, expected {list(w.shape)} like w. Pass the bias of this layer."
         )
-    D = x.shape[-1]
     rows = w if w is not None else b
-    H = 1 if rows is None or rows.ndim == 1 else rows.shape[0]
-    w_HD, b_HD = (None if row is None else row.reshape(H, D).contiguous() for row in (w, b))
-    y_ND: Tensor = _forward(as_rows(x).contiguous(), w_HD, b_HD, eps, offset, H)[0]
-    return y_ND.view(x.shape)
+    y: Tensor = _forward(x, w, b, eps, offset, 1 if rows is None or rows.ndim == 1 else rows.shape[0])[0]
+    return y
 
 
 class LayerNorm(nn.Module):

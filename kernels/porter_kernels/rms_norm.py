@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from porter_kernels.column_sums import column_sums
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import as_rows, launching, next_power_of_2, num_programs, tl, triton, tuned
+from porter_kernels.launch import launch, launching, next_power_of_2, num_programs, packed_rows, tl, triton, tuned
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -83,31 +83,38 @@ def _forward_kernel(
 def _backward_kernel(
     dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_DSUM: tl.constexpr, NEED_DW: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     # Program p takes tiles p, p + P, ... and keeps one float32 row of dw: no atomics, same bits each run.
+    # RELOAD reads the tile again after the reduction, from the first-level cache: kept, a wide one fills the registers.
     cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
-    if HAS_W:
-        w = OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
     dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     for first in tl.range(start, N, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
         rows = first + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
         mask = (rows < N) & (cols < D)
         at = rows * D + cols
-        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+        x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        x_hat = x * rstd
         dx_hat = dy
         if HAS_W:
-            dx_hat = dy * w
-        dx = (dx_hat - x_hat * (tl.sum(dx_hat * x_hat, axis=1, keep_dims=True) / D)) * rstd
+            dx_hat = dy * (OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32))
+        mean_product = tl.sum(dx_hat * (x * rstd), axis=1, keep_dims=True) / D  # [N, 1]
+        if RELOAD:
+            x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
+            dx_hat = dy
+            if HAS_W:
+                w = tl.load(w_ptr + cols, mask=cols < D, other=0.0, eviction_policy="evict_last")
+                dx_hat = dy * (OFFSET + w.to(tl.float32))
+        x_hat = x * rstd
+        dx = (dx_hat - x_hat * mean_product) * rstd
         if HAS_DSUM:
             dx += tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + at, dx, mask=mask)
         if NEED_DW:
-            dw += tl.sum(dy * x_hat, axis=0, keep_dims=True)
+            dw += dy * x_hat if BLOCK_N == 1 else tl.sum(dy * x_hat, axis=0, keep_dims=True)
     if NEED_DW:
         tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * D + cols, dw, mask=cols < D)
 
@@ -116,72 +123,77 @@ def _backward_kernel(
 
 
 def _launch_forward(
-    x_ND: Tensor, residual_ND: Tensor | None, w_D: Tensor | None, eps: float, offset: int
+    x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    (N, D), has_residual = x_ND.shape, residual_ND is not None
-    y_ND, rstd_N = torch.empty_like(x_ND), x_ND.new_empty(N, dtype=torch.float32)
-    sum_ND = x_ND.new_empty((N, D) if has_residual else 0)
+    x_ND, has_residual = packed_rows(x), residual is not None
+    N, D = x_ND.shape
+    y, total, rstd_N = _fake_forward(x, residual, w, eps, offset)
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
-        config = tuned("rms_norm.forward", N, BLOCK_D, x_ND.device)
-        with launching("rms_norm", x_ND):
-            _forward_kernel[(triton.cdiv(N, config.rows),)](
-                x_ptr=x_ND, residual_ptr=residual_ND, w_ptr=w_D, y_ptr=y_ND, sum_ptr=sum_ND, rstd_ptr=rstd_N, N=N, D=D,
-                eps=eps, OFFSET=offset, HAS_W=w_D is not None, HAS_RESIDUAL=has_residual,
+        config = tuned("rms_norm.forward", N, BLOCK_D, x.device)
+        with launching("rms_norm", x):
+            launch(
+                _forward_kernel, (triton.cdiv(N, config.rows),),
+                x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
+                w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N, N=N, D=D,
+                eps=eps, OFFSET=offset, HAS_W=w is not None, HAS_RESIDUAL=has_residual,
                 BLOCK_N=config.rows, BLOCK_D=BLOCK_D, num_warps=config.warps,
             )  # fmt: skip
-    return y_ND, sum_ND, rstd_N
+    return y, total, rstd_N
 
 
 def _fake_forward(
-    x_ND: Tensor, residual_ND: Tensor | None, w_D: Tensor | None, eps: float, offset: int
+    x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    sum_ND = x_ND.new_empty(0 if residual_ND is None else x_ND.shape)
-    return torch.empty_like(x_ND), sum_ND, x_ND.new_empty(x_ND.shape[0], dtype=torch.float32)
+    total = x.new_empty(0 if residual is None else x.shape)
+    return x.new_empty(x.shape), total, x.new_empty(x.shape[:-1], dtype=torch.float32)
 
 
 def _launch_backward(
-    dy_ND: Tensor, dsum_ND: Tensor | None, x_ND: Tensor, w_D: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, w: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
+    x_ND = packed_rows(x)
     N, D = x_ND.shape
     BLOCK_D = next_power_of_2(D)
-    config = tuned("rms_norm.backward", N, BLOCK_D, x_ND.device)
-    P = min(-(-N // config.rows), config.programs * num_programs(x_ND.device))
-    dx_ND, dw_PD = torch.empty_like(x_ND), x_ND.new_empty(P if need_dw else 0, D, dtype=torch.float32)
+    config = tuned("rms_norm.backward", N, BLOCK_D, x.device)
+    P = min(-(-N // config.rows), config.programs * num_programs(x.device))
+    dx, dw_PD = x.new_empty(x.shape), x.new_empty(P if need_dw else 0, D, dtype=torch.float32)
     if x_ND.numel():
-        with launching("rms_norm", x_ND):
-            _backward_kernel[(P,)](
-                dy_ptr=dy_ND, dsum_ptr=dsum_ND, x_ptr=x_ND, w_ptr=w_D, rstd_ptr=rstd_N, dx_ptr=dx_ND, dw_ptr=dw_PD,
-                N=N, D=D, OFFSET=offset, HAS_W=w_D is not None, HAS_DSUM=dsum_ND is not None, NEED_DW=need_dw,
-                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages, num_warps=config.warps,
+        with launching("rms_norm", x):
+            launch(
+                _backward_kernel, (P,),
+                dy_ptr=packed_rows(dy), dsum_ptr=None if dtotal is None else packed_rows(dtotal), x_ptr=x_ND,
+                w_ptr=None if w is None else w.contiguous(), rstd_ptr=rstd_N, dx_ptr=dx, dw_ptr=dw_PD, N=N, D=D,
+                OFFSET=offset, HAS_W=w is not None, HAS_DSUM=dtotal is not None, NEED_DW=need_dw,
+                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages, RELOAD=config.reload,
+                num_warps=config.warps,
             )  # fmt: skip
-    return dx_ND, column_sums(dw_PD, x_ND.dtype) if need_dw else x_ND.new_empty(0)
+    return dx, column_sums(dw_PD, x.dtype) if need_dw else x.new_empty(0)
 
 
 def _fake_backward(
-    dy_ND: Tensor, dsum_ND: Tensor | None, x_ND: Tensor, w_D: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
+    dy: Tensor, dtotal: Tensor | None, x: Tensor, w: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x_ND), x_ND.new_empty(x_ND.shape[1] if need_dw else 0)
+    return x.new_empty(x.shape), x.new_empty(x.shape[-1] if need_dw else 0)
 
 
 def _save(
     ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int], output: tuple[Tensor, ...]
 ) -> None:
-    x_ND, residual_ND, w_D, _, ctx.offset = inputs
-    _, sum_ND, rstd_N = output
-    ctx.has_residual = residual_ND is not None
-    ctx.save_for_backward(sum_ND if ctx.has_residual else x_ND, w_D, rstd_N)
+    x, residual, w, _, ctx.offset = inputs
+    _, total, rstd_N = output
+    ctx.has_residual = residual is not None
+    ctx.save_for_backward(total if ctx.has_residual else x, w, rstd_N)
 
 
 def _differentiate(
-    ctx: Any, dy_ND: Tensor | None, dsum_ND: Tensor | None, _drstd: None
+    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, _drstd: None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-    (x_ND, w_D, rstd_N), (_, need_dresidual, need_dw, *_) = ctx.saved_tensors, ctx.needs_input_grad
-    if dy_ND is None:  # only the sum was used
-        return dsum_ND, dsum_ND, None, None, None
-    dsum_ND = dsum_ND.contiguous() if ctx.has_residual and dsum_ND is not None else None
-    dx_ND, dw_D = _backward(dy_ND.contiguous(), dsum_ND, x_ND, w_D, rstd_N, ctx.offset, need_dw)
-    return dx_ND, dx_ND if need_dresidual else None, dw_D if need_dw else None, None, None
+    (x, w, rstd_N), (_, need_dresidual, need_dw, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    if dy is None:  # only the sum was used
+        return dtotal, dtotal, None, None, None
+    dx, dw = _backward(dy, dtotal if ctx.has_residual else None, x, w, rstd_N, ctx.offset, need_dw)
+    return dx, dx if need_dresidual else None, dw if need_dw else None, None, None
 
 
 _backward = Launch("rms_norm_backward", _launch_backward, _fake_backward)
@@ -207,8 +219,8 @@ def rms_norm(x: Tensor, w: Tensor | None, eps: float, *, offset: Literal[0, 1] =
         ValueError: w is not [D], or differs from x in dtype or device.
     """
     _check_weight("rms_norm", x, w)
-    y_ND: Tensor = _forward(as_rows(x).contiguous(), None, None if w is None else w.contiguous(), eps, offset)[0]
-    return y_ND.view(x.shape)
+    y: Tensor = _forward(x, None, w, eps, offset)[0]
+    return y
 
 
 def add_rms_norm(
@@ -236,9 +248,8 @@ def add_rms_norm(
             f"{x.dtype} {list(x.shape)} on {x.device} like x. Cast or expand it first: residual.to(x).expand_as(x)."
         )
     _check_weight("add_rms_norm", x, w)
-    x_ND, residual_ND = as_rows(x).contiguous(), as_rows(residual).contiguous()
-    y_ND, sum_ND, _ = _forward(x_ND, residual_ND, None if w is None else w.contiguous(), eps, offset)
-    return y_ND.view(x.shape), sum_ND.view(x.shape)
+    y, total, _ = _forward(x, residual, w, eps, offset)
+    return y, total
 
 
 def add_rms_norm_reference(

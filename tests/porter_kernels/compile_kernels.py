@@ -29,7 +29,7 @@ NORM = {
 WIDE = {"BLOCK_N": 1, "BLOCK_D": 8192}
 NARROW = {"BLOCK_N": 2048, "BLOCK_D": 1}
 PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
-NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2}
+NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2, "RELOAD": 0}
 NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "BLOCK_N": 2, "BLOCK_D": 1024} | NEED
 ROPE = {"INVERSE": False, "BLOCK_N": 4, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
 GLU = {
@@ -41,7 +41,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
     "rms_norm._backward_kernel": [
         NORM_BACKWARD,
-        NORM_BACKWARD | WIDE | {"STAGES": 1},
+        NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
         NORM_BACKWARD | {"HAS_DSUM": True},
         PLAIN | NEED | {"NEED_DW": False},
     ],
@@ -53,7 +53,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     ],
     "layer_norm._backward_kernel": [
         NORM_BACKWARD,
-        NORM_BACKWARD | WIDE,
+        NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
         PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False},
     ],
     "rope._kernel": [

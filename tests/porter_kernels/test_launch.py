@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -176,3 +178,76 @@ def test_a_gpu_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     launch._check_dtype("rms_norm", torch.float16, device)
     with pytest.raises(ValueError, match=r"x is torch.bfloat16 on a Tesla T4, expected float16 or float32"):
         launch._check_dtype("rms_norm", torch.bfloat16, device)
+
+
+class FakeKernel:
+    """As launch sees a jitted kernel: parameters, and a call that gives what was compiled for these arguments."""
+
+    __name__ = "fake"
+
+    def __init__(self) -> None:
+        self.params = [
+            SimpleNamespace(name=name, is_constexpr=name == "BLOCK") for name in ("x_ptr", "b_ptr", "n", "BLOCK")
+        ]
+        self.compiled: list[tuple[object, ...]] = []
+        self.launched: list[tuple[tuple[int, ...], tuple[object, ...]]] = []
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
+        def compile_and_launch(*values: object, num_warps: int) -> object:
+            self.compiled.append((num_warps, *values))
+            self.launched.append(((*grid, 1, 1)[:3], values))
+            return self
+
+        def launch_again(*values: object) -> None:
+            self.launched.append((grid, values))
+
+        return launch_again if len(grid) == 3 else compile_and_launch
+
+
+@pytest.fixture
+def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
+    monkeypatch.setattr(launch, "INTERPRETING", False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(launch, "_compiled", {})
+    monkeypatch.setattr(launch, "_parameters", {})
+    return FakeKernel()
+
+
+def test_a_kernel_is_compiled_once_for_arguments_it_does_not_tell_apart(fake_kernel: FakeKernel) -> None:
+    x = torch.zeros(64)
+    for rows in (32, 48, 160):
+        launch.launch(fake_kernel, (rows, 2), BLOCK=8, n=rows, x_ptr=x, b_ptr=None)
+    assert len(fake_kernel.compiled) == 1
+    assert [grid for grid, _ in fake_kernel.launched] == [(32, 2, 1), (48, 2, 1), (160, 2, 1)]
+    assert all(
+        values[0] is x and values[1:] == (None, n, 8)
+        for (_, values), n in zip(fake_kernel.launched, (32, 48, 160), strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"x_ptr": torch.zeros(64, dtype=torch.bfloat16)}, {"x_ptr": torch.zeros(65)[1:]}, {"b_ptr": torch.zeros(64)},
+        {"n": 33}, {"n": 1}, {"n": 2**31}, {"BLOCK": 16}, {"num_warps": 8},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_it_is_compiled_anew_for_those_it_does(change: dict[str, object], fake_kernel: FakeKernel) -> None:
+    arguments = {"x_ptr": torch.zeros(64), "b_ptr": None, "n": 32, "BLOCK": 8}
+    launch.launch(fake_kernel, (1,), **arguments)
+    launch.launch(fake_kernel, (1,), **arguments | change)
+    launch.launch(fake_kernel, (1,), **arguments)
+    assert len(fake_kernel.compiled) == 2
+
+
+def test_another_device_compiles_anew(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in (0, 1, 0):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
+        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=2, BLOCK=8)
+    assert len(fake_kernel.compiled) == 2
+
+
+def test_an_argument_without_a_parameter_is_refused(fake_kernel: FakeKernel) -> None:
+    with pytest.raises(TypeError, match="fake has no parameter m"):
+        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=2, BLOCK=8, m=1)

@@ -24,7 +24,7 @@ CALLS = {
     "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, None, 1e-6, 0)),
     "add_rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
     "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
-    "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(1, 6), None, 1e-6, 0, 1)),
+    "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(6), None, 1e-6, 0, 1)),
     "rope": lambda: (
         rope._rotate,
         (heads_last(1, 2, 3, 8), leaf(1, 1, 3, 8), *leaf(2, 1, 3, 4).detach().unbind(), False, False),
