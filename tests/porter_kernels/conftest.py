@@ -23,6 +23,14 @@ def addresses_in_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         check_bounds(monkeypatch)
 
 
+@pytest.fixture(autouse=True)
+def patched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    if launch.INTERPRETING:
+        from tests.porter_kernels.interpreter_speed import patch_once_a_launch
+
+        patch_once_a_launch(monkeypatch)
+
+
 @pytest.fixture(params=[512, launch.TILE], ids="tile={}".format)
 def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Elements a program takes: so few that small inputs need several programs, and as launched."""

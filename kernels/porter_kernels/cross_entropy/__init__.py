@@ -9,6 +9,7 @@ from porter_kernels.cross_entropy.rows import (
     logits_gradient_,
     loss_and_gradient_,
     row_partials,
+    scale_,
 )
 from porter_kernels.cross_entropy.sums import mean_denominator
 
@@ -23,4 +24,5 @@ __all__ = [
     "loss_and_gradient_",
     "mean_denominator",
     "row_partials",
+    "scale_",
 ]
