@@ -1,0 +1,176 @@
+"""The op as torch sees it: one node for what traces, one autograd function for what runs.
+
+Gradients are computed either in forward, for an upstream gradient of 1, from the logits that are there anyway (three
+products of the head's size in all), or in backward from logits computed again (four). Backward it is where an upstream
+of 1 would be wrong or lossy: with one upstream gradient a row, and in float16, whose gradients of a mean vanish unless
+the scale of the loss (torch.amp.GradScaler) is multiplied in before they are rounded.
+
+Run eagerly, gradients computed in forward are handed out by the first backward, scaled in place, and forgotten; a
+second backward computes them again, so that none is scaled twice and none alias. Traced, they are outputs of the op,
+and backward makes scaled copies. Unless the upstream gradient is a power of two, scaling rounds once more.
+
+Axes    N rows, H hidden features, V vocabulary.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from porter_kernels.cross_entropy.rows import scale_
+from porter_kernels.fused import is_traced, refuse_second_derivative
+from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
+from porter_kernels.linear_cross_entropy.passes import Passes, WholeVocabulary
+from porter_kernels.linear_cross_entropy.problem import Problem
+
+Outputs = tuple[Tensor, ...]  # the loss; then of every row: log-sum-exp, log-probability, entropy, correct
+
+NUM_TENSORS, NUM_ARGUMENTS = 7, 21
+ARGUMENTS = """
+    Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, Tensor? token_weight,
+    Tensor? num_items, str reduction, int ignore_index, float label_smoothing, float z_loss, float? softcap,
+    float logit_scale, bool stats, int? chunk_rows, int? byte_budget, str accumulate, bool? drop_ignored,
+    bool need_hidden, bool need_weight, bool need_bias
+"""  # Problem's fields and Need's
+
+
+def differentiable(problem: Problem) -> Outputs:
+    """Outputs, of which the loss has the gradients that are needed."""
+    arguments = (*vars(problem).values(), *problem.need)
+    if is_traced(*arguments):
+        outputs: Outputs = _forward(*arguments)
+        return outputs[:5]
+    return run_eagerly(WholeVocabulary(), problem)
+
+
+def run_eagerly(passes: Passes, problem: Problem) -> Outputs:
+    """The same from any pair of passes, unseen by who traces."""
+    need = problem.need
+    if not any(need):
+        return _run_forward(passes, problem, need)[0]
+    outputs: Outputs = EagerFunction.apply(passes, *vars(problem).values(), *need)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _is_late(problem: Problem) -> bool:
+    """Whether gradients wait for backward."""
+    return problem.reduction == "none" or problem.hidden_NH.dtype == torch.float16
+
+
+def _run_forward(passes: Passes, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
+    stats, gradients = passes.forward(problem, Need(False, False, False) if _is_late(problem) else need)
+    return (problem.reduce(stats.loss_N), *stats[1:]), gradients
+
+
+def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:
+    return Problem(*arguments[:-3]), Need(*arguments[-3:])
+
+
+# --- run eagerly -----------------------------------------------------------------------------
+
+
+class EagerFunction(torch.autograd.Function):
+    """Takes passes and ARGUMENTS, returns Outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: Passes, *arguments: Any) -> Outputs:
+        problem, ctx.need = _split(arguments)
+        outputs, ctx.gradients = _run_forward(passes, problem, ctx.need)
+        ctx.passes, ctx.is_late, ctx.rest = passes, _is_late(problem), arguments[NUM_TENSORS:-3]
+        ctx.save_for_backward(*arguments[:NUM_TENSORS], outputs[1] if ctx.is_late else None)
+        ctx.mark_non_differentiable(*outputs[1:])
+        ctx.set_materialize_grads(False)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor, *_: None) -> Any:
+        refuse_second_derivative("linear_cross_entropy")
+        if ctx.is_late:
+            *tensors, lse_N = ctx.saved_tensors
+            gradients = ctx.passes.backward(Problem(*tensors, *ctx.rest), ctx.need, lse_N, upstream)
+        else:
+            gradients, ctx.gradients = ctx.gradients, None
+            if gradients is None:
+                _, gradients = ctx.passes.forward(Problem(*ctx.saved_tensors[:-1], *ctx.rest), ctx.need)
+            for gradient in gradients:
+                if gradient is not None:
+                    _scale(gradient, upstream)
+        return (None, *gradients, *(None,) * (NUM_ARGUMENTS - 3))
+
+
+def _scale(gradient: Tensor, upstream: Tensor) -> None:
+    rows = gradient if gradient.ndim == 2 else gradient[None]
+    scale_(rows if rows.stride(1) == 1 else rows.T, upstream)
+
+
+# --- traced ----------------------------------------------------------------------------------
+
+
+def _launch_forward(*arguments: Any) -> Outputs:
+    """Outputs, then Gradients, empty where there are none."""
+    problem, need = _split(arguments)
+    outputs, gradients = _run_forward(WholeVocabulary(), problem, need)
+    return *outputs, *_filled(problem, gradients)
+
+
+def _fake_forward(*arguments: Any) -> Outputs:
+    problem, need = _split(arguments)
+    x_NH, N = problem.hidden_NH, problem.hidden_NH.shape[0]
+    asked = N if problem.stats else 0
+    loss = x_NH.new_empty((N,) if problem.reduction == "none" else (), dtype=torch.float32)
+    lse_N, log_prob_N, entropy_N = (x_NH.new_empty(n, dtype=torch.float32) for n in (N, asked, asked))
+    correct_N = x_NH.new_empty(asked, dtype=torch.bool)
+    gradients = _empty(problem, Need(False, False, False) if _is_late(problem) else need)
+    return loss, lse_N, log_prob_N, entropy_N, correct_N, *_filled(problem, gradients)
+
+
+def _launch_backward(upstream: Tensor, lse_N: Tensor, *arguments: Any) -> Outputs:
+    problem, need = _split(arguments)
+    return _filled(problem, WholeVocabulary().backward(problem, need, lse_N, upstream))
+
+
+def _fake_backward(upstream: Tensor, lse_N: Tensor, *arguments: Any) -> Outputs:
+    problem, need = _split(arguments)
+    return _filled(problem, _empty(problem, need))
+
+
+def _empty(problem: Problem, need: Need) -> Gradients:
+    inputs = (problem.hidden_NH, problem.weight_VH, problem.bias_V)
+    wanted = [torch.empty_like(x) if needed and x is not None else None for x, needed in zip(inputs, need, strict=True)]
+    return Gradients(*wanted)
+
+
+def _filled(problem: Problem, gradients: Gradients) -> Outputs:
+    """An op returns tensors alone: an empty one where there is no gradient."""
+    return tuple(problem.hidden_NH.new_empty(0) if x is None else x for x in gradients)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+    ctx.set_materialize_grads(False)
+    ctx.rest = inputs[NUM_TENSORS:]
+    ctx.is_late = _is_late(Problem(*inputs[:-3]))
+    ctx.save_for_backward(*((*inputs[:NUM_TENSORS], output[1]) if ctx.is_late else output[5:]))
+
+
+def _differentiate(ctx: Any, upstream: Tensor, *_: None) -> Any:
+    refuse_second_derivative("linear_cross_entropy")
+    if ctx.is_late:
+        *tensors, lse_N = ctx.saved_tensors
+        gradients = _backward(upstream, lse_N, *tensors, *ctx.rest)
+    else:
+        gradients = [(x.float() * upstream).to(x.dtype) for x in ctx.saved_tensors]
+    needed = [x if need else None for x, need in zip(gradients, ctx.rest[-3:], strict=True)]
+    return (*needed, *(None,) * (NUM_ARGUMENTS - 3))
+
+
+_forward = torch.library.custom_op(
+    "porter::linear_cross_entropy", _launch_forward, mutates_args=(),
+    schema=f"({ARGUMENTS}) -> ({', '.join(['Tensor'] * 8)})",
+)  # fmt: skip
+_backward = torch.library.custom_op(
+    "porter::linear_cross_entropy_backward", _launch_backward, mutates_args=(),
+    schema=f"(Tensor upstream, Tensor lse, {ARGUMENTS}) -> ({', '.join(['Tensor'] * 3)})",
+)  # fmt: skip
+_forward.register_fake(_fake_forward)
+_forward.register_autograd(_differentiate, setup_context=_save)
+_backward.register_fake(_fake_backward)

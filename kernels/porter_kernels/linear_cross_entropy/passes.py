@@ -1,0 +1,166 @@
+"""The walk over chunks of rows: logits, their gradient in place, and what that adds to the inputs' gradients.
+
+Two passes share it. The forward pass turns a chunk's logits into its losses and, where gradients are wanted, into the
+gradients for an upstream gradient of 1. The backward pass computes the logits again and turns them into the gradients
+for the upstream gradient that is known by then, given the log-sum-exp that forward kept.
+
+Axes    N rows, K of them kept, C rows of a chunk, H hidden features, V vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from porter_kernels.cross_entropy.rows import (
+    RowStats,
+    combine_partials,
+    logits_gradient_,
+    loss_and_gradient_,
+    row_partials,
+)
+from porter_kernels.linear_cross_entropy.chunks import choose_chunks, row_stride
+from porter_kernels.linear_cross_entropy.gradients import Gradients, HeadGradient, Need, multiply, project
+from porter_kernels.linear_cross_entropy.problem import Problem
+
+Place = slice | Tensor  # rows of a chunk: neighbours, or their indices
+
+
+class Passes(Protocol):
+    """How a head is walked over."""
+
+    def forward(self, problem: Problem, need: Need) -> tuple[RowStats, Gradients]:
+        """The losses of all rows, 0 where they do not count, and the wanted gradients of their weighted sum or mean."""
+
+    def backward(self, problem: Problem, need: Need, lse_N: Tensor, upstream: Tensor) -> Gradients:
+        """The wanted gradients, given the loss's: a scalar, or one a row where it is not reduced."""
+
+
+class WholeVocabulary:
+    """The head of one process."""
+
+    def forward(self, problem: Problem, need: Need) -> tuple[RowStats, Gradients]:
+        target_N, class_weight_V, V = problem.target_N, problem.class_weight_V, problem.weight_VH.shape[0]
+        options, class_weight_sum = problem.options, problem.class_weight_sum()
+        denominator = problem.denominator() if any(need) else None
+        whole = empty_stats(problem)
+
+        def turn(logits_CV: Tensor, at: Place) -> None:
+            if any(need):
+                stats = loss_and_gradient_(
+                    logits_CV, target_N[at], take(problem.token_weight_N, at), class_weight_V, class_weight_sum,
+                    options, out=logits_CV, denominator=denominator, entropy=problem.stats, argmax=problem.stats,
+                )  # fmt: skip
+            else:
+                partials = row_partials(
+                    logits_CV, target_N[at], class_weight_V, options, entropy=problem.stats, argmax=problem.stats
+                )
+                stats = combine_partials(partials, target_N[at], class_weight_V, class_weight_sum, options, V)
+            write_stats(whole, stats, at)
+
+        return whole, walk(problem, need, turn)
+
+    def backward(self, problem: Problem, need: Need, lse_N: Tensor, upstream: Tensor) -> Gradients:
+        return walk(problem, need, gradient_turn(problem, lse_N, upstream, problem.weight_VH.shape[0]))
+
+
+def gradient_turn(
+    problem: Problem, lse_N: Tensor, upstream: Tensor | None, vocab_size: int, vocab_start: int = 0
+) -> Callable[[Tensor, Place], None]:
+    """Turns logits into their gradient, given the log-sum-exp of whole rows."""
+    target_N, class_weight_sum, denominator = problem.target_N, problem.class_weight_sum(), problem.denominator()
+
+    def turn(logits_CV: Tensor, at: Place) -> None:
+        logits_gradient_(
+            logits_CV, target_N[at], lse_N[at], take(problem.token_weight_N, at), problem.class_weight_V,
+            class_weight_sum, problem.options, vocab_size, vocab_start=vocab_start, out=logits_CV,
+            denominator=denominator, upstream=upstream[at] if upstream is not None and upstream.ndim else upstream,
+        )  # fmt: skip
+
+    return turn
+
+
+def walk(
+    problem: Problem, need: Need, turn: Callable[[Tensor, Place], None], *, largest_slice: int | None = None
+) -> Gradients:
+    """Calls turn with the logits of each chunk and its place, and multiplies what it leaves there into the gradients.
+
+    Args:
+        problem: the rows and the head.
+        need: the gradients to compute; without any, what turn leaves in the logits is not read.
+        turn: replaces the logits, in place, by their gradient.
+        largest_slice: None for a whole head. Where weight is a slice of one, the rows of the largest slice, so that
+            all are walked over in equal chunks; d_hidden is then the part of this slice, in float32.
+    """
+    hidden_NH, weight_VH = problem.hidden_NH, problem.weight_VH
+    (N, H), V, element_size = hidden_NH.shape, weight_VH.shape[0], hidden_NH.element_size()
+    kept_K = kept_rows(problem)
+    K = N if kept_K is None else kept_K.shape[0]
+    chunks = choose_chunks(
+        K, H, largest_slice or V, element_size=element_size, accumulate=problem.accumulate,
+        hidden_gradient=need.hidden, weight_gradient=need.weight, chunk_rows=problem.chunk_rows,
+        byte_budget=problem.byte_budget,
+    )  # fmt: skip
+    head = HeadGradient(weight_VH, problem.bias_V, need, chunks.count, problem.accumulate)
+    d_hidden_NH = None
+    if need.hidden:
+        allocate = torch.empty_like if kept_K is None else torch.zeros_like
+        d_hidden_NH = allocate(hidden_NH, dtype=torch.float32 if largest_slice else hidden_NH.dtype)
+    buffer_CV = hidden_NH.new_empty(min(chunks.rows, K), row_stride(V, element_size))[:, :V]
+    logits_CV = buffer_CV
+    for first in range(0, K, chunks.rows):
+        at: Place = slice(first, min(first + chunks.rows, K))
+        if kept_K is not None:
+            at = kept_K[at]
+        hidden_CH = hidden_NH[at]
+        logits_CV = buffer_CV[: hidden_CH.shape[0]]
+        project(hidden_CH, weight_VH, problem.bias_V, out=logits_CV)
+        turn(logits_CV, at)
+        if d_hidden_NH is not None:
+            write_product(logits_CV, weight_VH, d_hidden_NH, at)
+        head.add(logits_CV, hidden_CH)
+    del logits_CV, buffer_CV  # before a float32 sum is cast
+    return Gradients(d_hidden_NH, *head.finish())
+
+
+def kept_rows(problem: Problem) -> Tensor | None:
+    """Indices of the rows that count, or None for all. Waits for the device, which a graph being captured forbids."""
+    target_N, drop = problem.target_N, problem.drop_ignored
+    if drop is None:
+        drop = not (target_N.is_cuda and torch.cuda.is_current_stream_capturing())
+    if not drop:
+        return None
+    counts_N = target_N != problem.ignore_index
+    if problem.token_weight_N is not None:
+        counts_N &= problem.token_weight_N != 0
+    kept_K = counts_N.nonzero().squeeze(1)
+    return None if kept_K.shape[0] == target_N.shape[0] else kept_K
+
+
+def take(x_N: Tensor | None, at: Place) -> Tensor | None:
+    return None if x_N is None else x_N[at]
+
+
+def write_product(a_CV: Tensor, b_VH: Tensor, out_NH: Tensor, at: Place) -> None:
+    """Writes a @ b to some rows of out."""
+    if isinstance(at, slice):
+        multiply(a_CV, b_VH, out_NH[at])
+    else:
+        product_CH = out_NH.new_empty(a_CV.shape[0], out_NH.shape[1])
+        multiply(a_CV, b_VH, product_CH)
+        out_NH.index_copy_(0, at, product_CH)
+
+
+def empty_stats(problem: Problem) -> RowStats:
+    """Zeros for every row; log-probability, entropy and correct only where asked for."""
+    x_NH, N = problem.hidden_NH, problem.hidden_NH.shape[0]
+    asked = N if problem.stats else 0
+    loss_N, lse_N, log_prob_N, entropy_N = (x_NH.new_zeros(n, dtype=torch.float32) for n in (N, N, asked, asked))
+    return RowStats(loss_N, lse_N, log_prob_N, entropy_N, x_NH.new_zeros(asked, dtype=torch.bool))
+
+
+def write_stats(whole: RowStats, part: RowStats, at: Place) -> None:
+    for whole_N, part_C in zip(whole, part, strict=True):
+        if whole_N.shape[0]:
+            whole_N[at] = part_C
