@@ -64,13 +64,14 @@ OPS = {
 
 
 def candidates(op: str, width: int) -> Iterator[Config]:
-    """Launches worth a try: 8 to 64 elements a thread, and for backward the programs and stages that keep it fed."""
+    """Launches worth a try: 4 to 64 elements a thread, and for backward the programs and stages that keep it fed."""
     backward = op.endswith("backward")
     for rows, warps in itertools.product((1, 2, 4, 8, 16, 32, 64), (1, 2, 4, 8, 16, 32)):
-        if 4 <= rows * width // (32 * warps) <= (32 if backward else 64):
-            for programs, stages in itertools.product((1, 2, 4, 8), (1, 2)) if backward else [(1, 1)]:
+        if 4 <= rows * width // (32 * warps) <= 64:
+            kinds = ((1, 0), (2, 0), (1, 1)) if backward and width >= 2048 else ((1, 0),)  # stages, reload
+            for programs, (stages, reload) in itertools.product((1, 2, 4, 8) if backward else (1,), kinds):
                 if programs * warps <= 64 and rows * width * stages <= 2**15:
-                    yield Config(rows, warps, programs, stages)
+                    yield Config(rows, warps, programs, stages, reload)
 
 
 def with_config(op: str, config: Config, launch: Launch) -> object:
