@@ -6,7 +6,7 @@ import click
 
 from porter.errors import PorterError, closest
 
-COMMANDS = ("build", "diff", "specs")  # each is porter/cli/<name>.py with a click command of the same name
+COMMANDS = ("bench", "build", "diff", "specs")  # each is porter/cli/<name>.py with a click command of the same name
 
 
 class _Failure(click.ClickException):
