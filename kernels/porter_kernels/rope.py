@@ -1,4 +1,4 @@
-"""Rotary position embedding of queries and keys, in one launch.
+"""Rotary position embedding of queries and keys, in one launch, or of one tensor alone.
 
     y[a] = x[a] * cos - x[b] * sin       Su et al. 2021, arXiv:2104.09864, eq. 34
     y[b] = x[b] * cos + x[a] * sin       a, b: the features of pair i, i < R / 2
@@ -11,7 +11,7 @@ Dtypes  q and k in {float32, bfloat16, float16}, alike; tables in any of them. T
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from typing import Any, Literal
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from porter_kernels.fused import Fused
 from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
 
 Style = Literal["half", "interleaved"]
+HEADS = 8  # that a program takes, at most: each reads its positions' rows of the tables
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -64,55 +65,82 @@ def _rotate_reference(x: Tensor, cos: Tensor, sin: Tensor, style: Style, apply_d
 
 
 @triton.jit
-def _rotate_heads(
-    x_ptr, y_ptr, cos, sin, here, num_heads, R, K, x_stride_h, x_stride_k, y_stride_h, y_stride_k,
-    INTERLEAVED: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+def _rotate_tile(
+    x_ptr, y_ptr, cos_ptr, sin_ptr, tile, T, num_heads, R, K, table_stride_b,
+    x_stride_b, x_stride_h, x_stride_t, x_stride_k, y_stride_b, y_stride_h, y_stride_t, y_stride_k,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    # x_ptr and y_ptr point to each token's first element, [N, 1, 1]; `here` says which tokens there are
-    head = tl.arange(0, BLOCK_H)[None, :, None].to(tl.int64)
-    i = tl.arange(0, BLOCK_R)[None, None, :].to(tl.int64)
-    mask = here & (head < num_heads) & (i < R // 2)
+    # Tiles of the same positions are neighbours, so their rows of the tables are read from memory once.
+    head_tiles, position_tiles = (num_heads - 1) // BLOCK_H + 1, (T - 1) // BLOCK_T + 1
+    sample = (tile // head_tiles // position_tiles).to(tl.int64)
+    first = ((tile // head_tiles) % position_tiles).to(tl.int64) * BLOCK_T
+    t = first + tl.arange(0, BLOCK_T)[:, None, None]  # [T, 1, 1]
+    head = ((tile % head_tiles) * BLOCK_H + tl.arange(0, BLOCK_H)[None, :, None]).to(tl.int64)  # [1, H, 1]
+    i = tl.arange(0, BLOCK_R)[None, None, :].to(tl.int64)  # [1, 1, R / 2]
+    here = (t < T) & (head < num_heads)
+    x_ptr += sample * x_stride_b + t * x_stride_t + head * x_stride_h  # each head's first element, [T, H, 1]
+    y_ptr += sample * y_stride_b + t * y_stride_t + head * y_stride_h
+    # Each head reads its own copy of the row, from L1: tiles of one shape need no shared memory to meet.
+    mask = here & (i < R // 2)
+    at = tl.broadcast_to(sample * table_stride_b + t * (R // 2) + i, (BLOCK_T, BLOCK_H, BLOCK_R))
+    cos_ptr, sin_ptr = cos_ptr + at, sin_ptr + at
+
     if INTERLEAVED:
-        a, b = 2 * i, 2 * i + 1
+        # Both features of a pair in one access of 16 bytes; as many pairs of the tables in one of theirs.
+        PAIRS: tl.constexpr = 64 // x_ptr.dtype.element_ty.primitive_bitwidth
+        cos_ptr = tl.max_contiguous(cos_ptr, [1, 1, PAIRS])
+        sin_ptr = tl.max_contiguous(sin_ptr, [1, 1, PAIRS])
+        col = tl.arange(0, 2 * BLOCK_R)[None, None, :].to(tl.int64)
+        pairs = tl.load(x_ptr + col * x_stride_k, mask=here & (col < R), other=0.0).to(tl.float32)  # [T, H, R]
+        x_a, x_b = tl.split(pairs.reshape(BLOCK_T, BLOCK_H, BLOCK_R, 2))  # [T, H, R / 2]
     else:
-        a, b = i, i + R // 2
-    x_a = tl.load(x_ptr + head * x_stride_h + a * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [N, H, R / 2]
-    x_b = tl.load(x_ptr + head * x_stride_h + b * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [N, H, R / 2]
-    tl.store(y_ptr + head * y_stride_h + a * y_stride_k, x_a * cos - x_b * sin, mask=mask)
-    tl.store(y_ptr + head * y_stride_h + b * y_stride_k, x_b * cos + x_a * sin, mask=mask)
+        x_a = tl.load(x_ptr + i * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [T, H, R / 2]
+        x_b = tl.load(x_ptr + (i + R // 2) * x_stride_k, mask=mask, other=0.0).to(tl.float32)  # [T, H, R / 2]
+    cos = tl.load(cos_ptr, mask=mask, other=0.0).to(tl.float32)  # [T, H, R / 2]
+    sin = tl.load(sin_ptr, mask=mask, other=0.0).to(tl.float32)  # [T, H, R / 2]
+    if INVERSE:
+        sin = -sin
+    # Which product of a sum an optimizer fuses depends on how the tile lies in registers, so on strides: say it.
+    y_a, y_b = tl.fma(x_a, cos, -(x_b * sin)), tl.fma(x_b, cos, x_a * sin)
+    if INTERLEAVED:
+        pairs = tl.join(y_a, y_b).reshape(BLOCK_T, BLOCK_H, 2 * BLOCK_R)
+        tl.store(y_ptr + col * y_stride_k, pairs, mask=here & (col < R))
+    else:
+        tl.store(y_ptr + i * y_stride_k, y_a, mask=mask)
+        tl.store(y_ptr + (i + R // 2) * y_stride_k, y_b, mask=mask)
+
     if BLOCK_REST:
         rest = R + tl.arange(0, BLOCK_REST)[None, None, :].to(tl.int64)
-        mask = here & (head < num_heads) & (rest < K)
-        x = tl.load(x_ptr + head * x_stride_h + rest * x_stride_k, mask=mask)  # [N, H, K - R]
-        tl.store(y_ptr + head * y_stride_h + rest * y_stride_k, x, mask=mask)
+        x = tl.load(x_ptr + rest * x_stride_k, mask=here & (rest < K))  # [T, H, K - R]
+        tl.store(y_ptr + rest * y_stride_k, x, mask=here & (rest < K))
 
 
 @triton.jit
 def _kernel(
-    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, N, T, H, G, R, K, table_stride_b,
+    q_ptr, k_ptr, cos_ptr, sin_ptr, q_out_ptr, k_out_ptr, q_tiles, T, H, G, R, K, table_stride_b,
     q_stride_b, q_stride_h, q_stride_t, q_stride_k, k_stride_b, k_stride_h, k_stride_t, k_stride_k,
     q_out_stride_b, q_out_stride_h, q_out_stride_t, q_out_stride_k,
     k_out_stride_b, k_out_stride_h, k_out_stride_t, k_out_stride_k,
-    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_H: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
+    INTERLEAVED: tl.constexpr, INVERSE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_S: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_REST: tl.constexpr,
 ):  # fmt: skip
-    # A token's row of the tables is read once and serves all heads of q and k.
-    n = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None, None]  # [N, 1, 1]
-    b, t, here = n // T, n % T, n < N
-    i = tl.arange(0, BLOCK_R)[None, None, :]
-    at, mask = b * table_stride_b + t * (R // 2) + i, here & (i < R // 2)
-    cos = tl.load(cos_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, 1, R / 2]
-    sin = tl.load(sin_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, 1, R / 2]
-    if INVERSE:
-        sin = -sin
-    _rotate_heads(
-        q_ptr + b * q_stride_b + t * q_stride_t, q_out_ptr + b * q_out_stride_b + t * q_out_stride_t, cos, sin, here,
-        H, R, K, q_stride_h, q_stride_k, q_out_stride_h, q_out_stride_k, INTERLEAVED, BLOCK_H, BLOCK_R, BLOCK_REST,
-    )  # fmt: skip
-    _rotate_heads(
-        k_ptr + b * k_stride_b + t * k_stride_t, k_out_ptr + b * k_out_stride_b + t * k_out_stride_t, cos, sin, here,
-        G, R, K, k_stride_h, k_stride_k, k_out_stride_h, k_out_stride_k, INTERLEAVED, BLOCK_G, BLOCK_R, BLOCK_REST,
-    )  # fmt: skip
+    # The first programs take tiles of q, the others tiles of k, of BLOCK_S positions and BLOCK_G heads.
+    tile = tl.program_id(0)
+    if tile < q_tiles:
+        _rotate_tile(
+            q_ptr, q_out_ptr, cos_ptr, sin_ptr, tile, T, H, R, K, table_stride_b,
+            q_stride_b, q_stride_h, q_stride_t, q_stride_k,
+            q_out_stride_b, q_out_stride_h, q_out_stride_t, q_out_stride_k,
+            INTERLEAVED, INVERSE, BLOCK_T, BLOCK_H, BLOCK_R, BLOCK_REST,
+        )  # fmt: skip
+    else:
+        _rotate_tile(
+            k_ptr, k_out_ptr, cos_ptr, sin_ptr, tile - q_tiles, T, G, R, K, table_stride_b,
+            k_stride_b, k_stride_h, k_stride_t, k_stride_k,
+            k_out_stride_b, k_out_stride_h, k_out_stride_t, k_out_stride_k,
+            INTERLEAVED, INVERSE, BLOCK_S, BLOCK_G, BLOCK_R, BLOCK_REST,
+        )  # fmt: skip
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -130,18 +158,24 @@ def _launch(
             for name, x in zip(names, (q_BHTK, k_BGTK, q_out_BHTK, k_out_BGTK), strict=True)
             for i, axis in enumerate("bhtk")
         }
-        BLOCK_H, BLOCK_G, BLOCK_R = next_power_of_2(H), next_power_of_2(G), next_power_of_2(R // 2)
-        BLOCK_REST = next_power_of_2(K - R) if K > R else 0
-        block = max(BLOCK_H, BLOCK_G) * max(BLOCK_R, BLOCK_REST)
-        BLOCK_N = rows_per_program(B * T, block)
+        BLOCK_R, BLOCK_REST = next_power_of_2(R // 2), next_power_of_2(K - R) if K > R else 0
+        BLOCK_H, BLOCK_G = (min(next_power_of_2(heads), HEADS) for heads in (H, G))
+        width = max(BLOCK_R, BLOCK_REST)
+        BLOCK_T, BLOCK_S = (rows_per_program(T, heads * width) for heads in (BLOCK_H, BLOCK_G))
+        q_tiles, k_tiles = B * _tiles(T, H, BLOCK_T, BLOCK_H), B * _tiles(T, G, BLOCK_S, BLOCK_G)
         with launching("rope", q_BHTK):
-            _kernel[(triton.cdiv(B * T, BLOCK_N),)](
+            _kernel[(q_tiles + k_tiles,)](
                 q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK,
-                N=B * T, T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0, **strides,
-                INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_N=BLOCK_N, BLOCK_H=BLOCK_H, BLOCK_G=BLOCK_G,
-                BLOCK_R=BLOCK_R, BLOCK_REST=BLOCK_REST, num_warps=num_warps(BLOCK_N * block),
+                q_tiles=q_tiles, T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0,
+                **strides, INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H,
+                BLOCK_S=BLOCK_S, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R, BLOCK_REST=BLOCK_REST,
+                num_warps=num_warps(BLOCK_T * BLOCK_H * width),
             )  # fmt: skip
     return q_out_BHTK, k_out_BGTK
+
+
+def _tiles(num_positions: int, num_heads: int, block_positions: int, block_heads: int) -> int:
+    return -(-num_positions // block_positions) * -(-num_heads // block_heads)
 
 
 def _fake(
@@ -171,31 +205,43 @@ _rotate = Fused("rope", _launch, _fake, save=_save, differentiate=_differentiate
 # --- public ----------------------------------------------------------------------------------
 
 
-def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, style: Style) -> tuple[Tensor, Tensor]:
+@overload
+def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *, style: Style) -> tuple[Tensor, Tensor]: ...
+@overload
+def rope(q: Tensor, k: None, cos: Tensor, sin: Tensor, *, style: Style) -> tuple[Tensor, None]: ...
+def rope(q: Tensor, k: Tensor | None, cos: Tensor, sin: Tensor, *, style: Style) -> tuple[Tensor, Tensor | None]:
     """q and k rotated by their positions; rope_reference states the arithmetic.
 
     Args:
-        q: [B, H, T, K], floating, any strides (a transposed view costs nothing).
-        k: [B, G, T, K], dtype and device of q.
-        cos: [1 or B, T, R / 2], from rope_tables; B rows where samples have their own positions.
+        q: [B, H, T, K], floating, any strides: of [B, T, H, K] pass q.transpose(1, 2), which costs nothing.
+        k: [B, G, T, K], dtype and device of q, or None to rotate q alone (Gemma 3n).
+        cos: [1 or B, T, R / 2], from rope_tables; B rows where samples have their own positions (left padding,
+            packing). Of a table with two columns a frequency, as HuggingFace has it, pass what halve_tables makes: its
+            width can be right for another R.
         sin: like cos. To rotate the other way, pass -sin.
         style: "half" or "interleaved".
 
     Returns:
-        q and k rotated, shapes and dtypes as they came.
+        q and k rotated, shapes, dtypes and order in memory as they came.
 
     Raises:
         ValueError: shapes, dtypes, devices or style do not fit, or a table requires a gradient.
     """
-    _check(q, k, cos, sin, style)
-    rotated: tuple[Tensor, Tensor] = _rotate(q, k, cos.contiguous(), sin.contiguous(), style == "interleaved", False)
-    return rotated
+    keys = q[:, :0] if k is None else k
+    _check(q, keys, cos, sin, style)
+    y, z = _rotate(q, keys, cos.contiguous(), sin.contiguous(), style == "interleaved", False)
+    return y, None if k is None else z
 
 
 def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, style: str) -> None:
     if style not in ("half", "interleaved"):
         raise ValueError(
             f"rope: style is {style!r}, expected 'half' or 'interleaved'. Llama has half, Cohere interleaved."
+        )
+    if q.ndim != 4 or k.ndim != 4:
+        raise ValueError(
+            f"rope: q has shape {list(q.shape)} and k {list(k.shape)}, expected [samples, heads, positions, features]. "
+            f"Split heads with view and move them with transpose(1, 2)."
         )
     B, _, T, K = q.shape
     if (k.shape[0], *k.shape[2:]) != (B, T, K) or (k.dtype, k.device) != (q.dtype, q.device):
@@ -206,7 +252,7 @@ def _check(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, style: str) -> None:
     if cos.ndim != 3 or cos.shape[0] not in (1, B) or cos.shape[1] != T or 2 * cos.shape[2] > K:
         raise ValueError(
             f"rope: cos has shape {list(cos.shape)}, expected [1 or {B}, {T}, at most {K // 2}] for q {list(q.shape)}. "
-            f"Pass one column a frequency: of HuggingFace's table, cos[..., : R // 2] (style half)."
+            f"Pass one column a frequency: rope_tables.halve_tables makes them of a table with two, as HuggingFace has."
         )
     if (sin.shape, sin.dtype, sin.device) != (cos.shape, cos.dtype, q.device):
         raise ValueError(

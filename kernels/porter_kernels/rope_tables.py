@@ -197,3 +197,43 @@ def rope_tables(
     angles = positions_BT[..., None] * inv_freq.to(positions.device, dtypes[inv_freq_dtype]).to(wide)  # [B, T, R / 2]
     cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
     return cos.to(dtypes[table_dtype]), sin.to(dtypes[table_dtype])
+
+
+def halve_tables(cos: Tensor, sin: Tensor, *, doubled: Literal["halves", "pairs"]) -> tuple[Tensor, Tensor]:
+    """cos and sin with one column a frequency, of tables that say each frequency twice, as HuggingFace's do.
+
+    The two are compared, which waits for the device: call it once a forward pass, where the tables are made. While
+    torch.compile traces, the comparison becomes an assertion in the graph.
+
+    Args:
+        cos: [..., R].
+        sin: like cos.
+        doubled: "halves", columns i and i + R / 2 are alike (Llama, GLM), or "pairs", 2 i and 2 i + 1 (Cohere).
+            gpt-oss does not double: pass its tables to rope as they are.
+
+    Returns:
+        cos and sin, [..., R / 2], views.
+
+    Raises:
+        ValueError: the columns of a frequency differ, or there is an odd number of them.
+    """
+    return _halve("cos", cos, doubled), _halve("sin", sin, doubled)
+
+
+def _halve(name: str, table: Tensor, doubled: str) -> Tensor:
+    if doubled not in ("halves", "pairs"):
+        raise ValueError(
+            f"halve_tables: doubled is {doubled!r}, expected 'halves' or 'pairs'. "
+            f"torch.cat((t, t), -1) doubles in halves, t.repeat_interleave(2, -1) in pairs."
+        )
+    R = table.shape[-1]
+    first = table[..., : R // 2] if doubled == "halves" else table[..., 0 : R - R % 2 : 2]
+    second = table[..., R // 2 : 2 * (R // 2)] if doubled == "halves" else table[..., 1::2]
+    if R % 2 == 0 and torch.compiler.is_compiling():
+        torch._assert_async((first == second).all(), f"halve_tables: {name} is not doubled in {doubled}")
+    elif R % 2 or not torch.equal(first, second):
+        raise ValueError(
+            f"halve_tables: {name} {list(table.shape)} differs between the columns of a frequency, expected each "
+            f"twice, in {doubled}. Pass tables with one column a frequency to rope as they are; Cohere's are in pairs."
+        )
+    return first

@@ -31,7 +31,9 @@ NARROW = {"BLOCK_N": 2048, "BLOCK_D": 1}
 PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
 NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2, "RELOAD": 0}
 NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "BLOCK_N": 2, "BLOCK_D": 1024} | NEED
-ROPE = {"INVERSE": False, "BLOCK_N": 4, "BLOCK_H": 8, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0}
+ROPE = {
+    "INVERSE": False, "BLOCK_T": 4, "BLOCK_H": 8, "BLOCK_S": 16, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0,
+}  # fmt: skip
 GLU = {
     "ACT": "silu", "ALPHA": 1.0, "LIMIT": None, "CLAMP_ACT": False, "UP_OFFSET": 0.0, "GATED": True,
     "INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_F": 512,
@@ -58,7 +60,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     ],
     "rope._kernel": [
         ROPE | {"INTERLEAVED": False},
-        ROPE | {"INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_H": 32},
+        ROPE | {"INTERLEAVED": False, "BLOCK_T": 32, "BLOCK_H": 1, "INVERSE": True},
         ROPE | {"INTERLEAVED": True, "INVERSE": True, "BLOCK_R": 8, "BLOCK_REST": 32},
     ],
     "glu.kernels._forward_kernel": [
