@@ -33,9 +33,10 @@ def rope_frequencies(
     """Inverse frequencies of one layer, and the factor its cos and sin are multiplied by.
 
     Args:
-        kind: one of FREQUENCIES: default, linear, dynamic, yarn, longrope, llama3.
+        kind: one of FREQUENCIES: default, linear, dynamic, yarn, longrope, llama3, proportional.
         theta: the base, rope_theta.
-        dim: rotated features of a head, R; a partial rotary factor has been applied.
+        dim: rotated features of a head, R; a partial rotary factor has been applied, except for proportional, which
+            takes it from scaling and leaves R as wide as the head, with frequencies of 0.
         scaling: the keys of HuggingFace's rope_parameters (rope_scaling) that `kind` reads.
         max_positions: max_position_embeddings of the config.
         seq_len: positions in the sequence, past the cached ones too; longrope chooses long or short factors by it, and
@@ -150,6 +151,16 @@ def _llama3(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_le
     return torch.where(between, smoothed, scaled), 1.0
 
 
+def _proportional(
+    theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object
+) -> tuple[Tensor, float]:
+    # Gemma 4: the fastest frequencies of the whole head turn, the others stand still.
+    turning = int(scaling.get("partial_rotary_factor", 1.0) * dim // 2)
+    powers = torch.pow(theta, torch.arange(0, 2 * turning, 2, dtype=torch.float32) / dim)
+    still = torch.zeros(dim // 2 - turning, dtype=torch.float32)
+    return torch.cat((1.0 / powers, still)) / scaling.get("factor", 1.0), 1.0
+
+
 def _original_positions(scaling: Scaling, max_positions: int) -> int:
     return int(scaling.get("original_max_position_embeddings") or max_positions)
 
@@ -161,6 +172,7 @@ FREQUENCIES: dict[str, Callable[[float, int, Scaling, int, Any], tuple[Tensor, f
     "yarn": _yarn,
     "longrope": _longrope,
     "llama3": _llama3,
+    "proportional": _proportional,
 }
 
 

@@ -1,5 +1,6 @@
 """rope_frequencies and rope_tables have the bits of transformers, kind by kind and model by model."""
 
+import importlib
 import math
 
 import pytest
@@ -29,6 +30,7 @@ SCALINGS = {
         {"original_max_position_embeddings": 64, "attention_factor": 1.19},
         {"original_max_position_embeddings": 512},
     ],
+    "proportional": [{}, {"factor": 8.0}],
 }
 MAX_POSITIONS = 256
 
@@ -57,11 +59,11 @@ def test_frequencies_have_huggingfaces_bits(
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
     from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 
-    dim = int(128 * partial)
-    parameters = case(kind, scaling, dim)
+    dim = 128 if kind == "proportional" else int(128 * partial)
+    parameters = case(kind, scaling, dim) | {"partial_rotary_factor": partial}
     config = GPTNeoXConfig(
         hidden_size=256, num_attention_heads=2, max_position_embeddings=MAX_POSITIONS,
-        rope_parameters={"rope_type": kind, "rope_theta": 12345.0, "partial_rotary_factor": partial, **parameters},
+        rope_parameters={"rope_type": kind, "rope_theta": 12345.0, **parameters},
     )  # fmt: skip
     compute = ROPE_INIT_FUNCTIONS.get(kind, GPTNeoXRotaryEmbedding.compute_default_rope_parameters)
     their_inv_freq, their_factor = compute(config, seq_len=seq_len)
@@ -124,6 +126,90 @@ def test_frequencies_follow_the_sequence_as_the_model_does(kind: str, length: in
     )  # fmt: skip
     for table, their_table in zip(mine, theirs, strict=True):
         assert torch.equal(torch.cat((table, table), -1), their_table)
+
+
+FAR = torch.tensor([0, 1, 255, 256, 257, 258, 511, 513, 8191, 8192, 8193, 32767, 100_001, 131_071])
+PUBLISHED: dict[str, tuple[str, int, int, dict]] = {  # family, head width, max_position_embeddings, rope_parameters
+    "Llama 3.1": ("llama", 128, 131_072, {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }),
+    "Llama 3.2": ("llama", 64, 131_072, {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }),
+    "Qwen 2.5": ("qwen2", 128, 131_072, {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 32_768,
+    }),
+    "DeepSeek V3": ("llama", 64, 163_840, {
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 40, "original_max_position_embeddings": 4096,
+        "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+    }),
+    "gpt-oss": ("gpt_oss", 64, 131_072, {
+        "rope_type": "yarn", "rope_theta": 150_000.0, "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+        "truncate": False, "original_max_position_embeddings": 4096,
+    }),
+    "Phi-3 mini": ("phi3", 96, 131_072, {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+        "short_factor": [1 + i / 96 for i in range(48)], "long_factor": [1 + 1.3 * i for i in range(48)],
+    }),
+    "Phi-4 mini": ("phi3", 128, 131_072, {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 0.75, "short_factor": [1.0] * 48, "long_factor": [1 + 1.3 * i for i in range(48)],
+    }),
+    "DeepSeek Coder": ("llama", 128, 16_384, {"rope_type": "linear", "rope_theta": 1e5, "factor": 4.0}),
+    "Qwen 3": ("qwen3", 128, 40_960, {"rope_type": "default", "rope_theta": 1e6}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_published_models_have_their_bits_at_far_positions(model: str, dtype: torch.dtype) -> None:
+    family, head_dim, max_positions, parameters = PUBLISHED[model]
+    module = importlib.import_module(f"transformers.models.{family}")
+    name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "phi3": "Phi3", "gpt_oss": "GptOss"}[family]
+    config = getattr(module, f"{name}Config")(
+        hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=2, head_dim=head_dim,
+        max_position_embeddings=max_positions, rope_parameters=dict(parameters), pad_token_id=None,
+        original_max_position_embeddings=parameters.get("original_max_position_embeddings"),
+    )  # fmt: skip
+    embedding = getattr(importlib.import_module(f"{module.__name__}.modeling_{family}"), f"{name}RotaryEmbedding")
+    theirs = embedding(config)(torch.zeros((), dtype=dtype), FAR[None])
+    dim = int(head_dim * parameters.get("partial_rotary_factor", 1.0))
+    inv_freq, factor = rope_frequencies(
+        parameters["rope_type"], theta=parameters["rope_theta"], dim=dim, scaling=parameters,
+        max_positions=max_positions, seq_len=FAR.max() + 1,
+    )  # fmt: skip
+    mine = rope_tables(
+        inv_freq, FAR, attention_factor=factor, inv_freq_dtype="fp32", pos_dtype="fp32", table_dtype="act",
+        act_dtype=dtype,
+    )  # fmt: skip
+    for table, their_table in zip(mine, theirs, strict=True):
+        assert torch.equal(table if family == "gpt_oss" else torch.cat((table, table), -1), their_table)
+    assert len(mine[0][0].unique(dim=0)) == len(FAR)  # no position was rounded to its neighbour
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_with_frequencies_of_their_own(dtype: torch.dtype) -> None:
+    from transformers import Gemma3TextConfig
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+
+    parameters = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    embedding = Gemma3RotaryEmbedding(Gemma3TextConfig(head_dim=256, rope_parameters=parameters))
+    for layer_type, layer in parameters.items():
+        theirs = embedding(torch.zeros((), dtype=dtype), FAR[None], layer_type)
+        inv_freq, factor = rope_frequencies(
+            layer["rope_type"], theta=layer["rope_theta"], dim=256, scaling=layer, max_positions=131_072
+        )
+        mine = rope_tables(
+            inv_freq, FAR, attention_factor=factor, inv_freq_dtype="fp32", pos_dtype="fp32", table_dtype="act",
+            act_dtype=dtype,
+        )  # fmt: skip
+        for table, their_table in zip(mine, theirs, strict=True):
+            assert torch.equal(torch.cat((table, table), -1), their_table)
 
 
 def angles(position: int, act_dtype: torch.dtype, **rounding: Rounding) -> tuple[Tensor, Tensor]:
