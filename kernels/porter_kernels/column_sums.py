@@ -8,7 +8,7 @@ are added in the same order on every run.
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import INTERPRETING, block_size, launch, launching, next_power_of_2, tl, triton
+from porter_kernels.launch import INTERPRETING, block_size, ceil_div, launch, launching, next_power_of_2, tl, triton
 
 MOST_ROWS, MOST_COLUMNS = 64, 32  # of the tile that a program adds at a time: few columns, so that all of a GPU works
 
@@ -33,6 +33,6 @@ def column_sums(x_PD: Tensor, dtype: torch.dtype) -> Tensor:
         BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
         BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
         with launching("column_sums", x_PD):
-            grid = (triton.cdiv(D, BLOCK_D),)
+            grid = (ceil_div(D, BLOCK_D),)
             launch(_sum_kernel, grid, x_ptr=x_PD, y_ptr=y_D, P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
     return y_D

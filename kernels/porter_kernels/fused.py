@@ -93,4 +93,4 @@ def is_traced(*arguments: Any) -> bool:
     """Whether somebody looks at the ops that are called rather than at their values."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    return any(isinstance(x, Tensor) and type(x) not in PLAIN for x in arguments)
+    return any(type(x) not in PLAIN and isinstance(x, Tensor) for x in arguments)

@@ -5,6 +5,7 @@ The one place that imports triton. Without it references work, and a launch says
 
 import json
 import math
+import operator
 import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Config", "as_rows", "block_size", "launch", "launching", "next_power_of_2", "num_programs", "num_warps",
-    "packed_rows", "rows_per_program", "tl", "triton", "tuned",
+    "Config", "as_rows", "block_size", "ceil_div", "launch", "launching", "next_power_of_2", "num_programs",
+    "num_warps", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -85,36 +86,45 @@ def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **argument
 
     Triton binds and specialises every argument of every launch, 35 us on the host of an H200. What its specialisation
     depends on is taken here in one pass: constants, dtypes, and of pointers and integers whether 16 divides them.
+
+    Args:
+        kernel: jitted; its constexpr parameters come last.
+        grid: programs along each axis, at most 3.
+        num_warps: of a program.
+        arguments: every parameter of the kernel by name.
     """
     if INTERPRETING:
         kernel[grid](**arguments)
         return
-    names, constants = _parameters.get(id(kernel)) or _note_parameters(kernel)
-    values = [arguments[name] for name in names]
-    key: list[Any] = [id(kernel), torch.cuda.current_device(), num_warps]
-    for value, is_constant in zip(values, constants, strict=True):
-        if is_constant or value is None:
-            key.append(value)
-        elif isinstance(value, Tensor):
-            key += (value.dtype, value.data_ptr() % 16)
+    num_values, in_order = _parameters.get(id(kernel)) or _note_parameters(kernel, arguments)
+    values = in_order(arguments)
+    key: list[Any] = [id(kernel), torch.cuda.current_device(), num_warps, values[num_values:]]
+    for value in values[:num_values]:
+        if value is None:
+            key.append(None)
+        elif type(value) is int:
+            key.append((value % 16 == 0) + 2 * (value == 1) + 4 * (value >= 2**31))
         else:
-            key += (value % 16 == 0, value == 1, value >= 2**31)
+            key += (value.dtype, value.data_ptr() % 16)
     where = tuple(key)
     compiled = _compiled.get(where)
     if compiled is None:
-        if unknown := arguments.keys() - set(names):
-            raise TypeError(f"{kernel.__name__} has no parameter {', '.join(sorted(unknown))}")
         _compiled[where] = kernel[grid](*values, num_warps=num_warps)
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
 
 
 _compiled: dict[tuple[Any, ...], Any] = {}
-_parameters: dict[int, tuple[tuple[str, ...], tuple[bool, ...]]] = {}  # by id: a kernel's hash is that of its source
+_parameters: dict[int, tuple[int, Any]] = {}  # by id: a kernel's hash is that of its source
 
 
-def _note_parameters(kernel: Any) -> tuple[tuple[str, ...], tuple[bool, ...]]:
-    _parameters[id(kernel)] = tuple(p.name for p in kernel.params), tuple(p.is_constexpr for p in kernel.params)
+def _note_parameters(kernel: Any, arguments: dict[str, Any]) -> tuple[int, Any]:
+    names = [parameter.name for parameter in kernel.params]
+    num_values = sum(not parameter.is_constexpr for parameter in kernel.params)
+    assert not any(parameter.is_constexpr for parameter in kernel.params[:num_values]), f"{kernel}: constexpr not last"
+    if unknown := arguments.keys() - set(names):
+        raise TypeError(f"{kernel.__name__} has no parameter {', '.join(sorted(unknown))}")
+    _parameters[id(kernel)] = num_values, operator.itemgetter(*names)
     return _parameters[id(kernel)]
 
 
@@ -133,7 +143,7 @@ def tuned(op: str, num_rows: int, width: int, device: torch.device) -> Config:
     Measured ones are data, in tuning.json: {op: {compute capability: {width: Config}}}; between two measured widths
     the wider one's holds for both. Neither asks for num_rows: a batch of another size must not compile a kernel anew.
     """
-    if device.type != "cuda":
+    if INTERPRETING:
         rows = rows_per_program(num_rows, width)
         return Config(rows, num_warps(rows * width), programs=4)
     return _tuned(op, width, device)
@@ -141,6 +151,8 @@ def tuned(op: str, num_rows: int, width: int, device: torch.device) -> Config:
 
 @cache
 def _tuned(op: str, width: int, device: torch.device) -> Config:
+    if device.type != "cuda":
+        return Config(1, 4)  # `launching` says why this will not do
     measured = _measured().get(op, {}).get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})
     for measured_width, config in sorted(measured.items(), key=lambda item: int(item[0])):
         if width <= int(measured_width):
@@ -192,6 +204,11 @@ def rows_per_program(num_rows: int, block: int) -> int:
 def num_warps(block: int) -> int:
     """Warps for a program that holds `block` elements: 16 a thread, at least 1 warp, at most 16."""
     return min(max(block // 512, 1), 16)
+
+
+def ceil_div(n: int, block: int) -> int:
+    """Blocks that hold n elements; triton.cdiv, which takes the host 5 us, is for kernels."""
+    return -(-n // block)
 
 
 def next_power_of_2(n: int) -> int:

@@ -16,7 +16,17 @@ from torch.nn import functional as F
 
 from porter_kernels.column_sums import column_sums
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import launch, launching, next_power_of_2, num_programs, packed_rows, tl, triton, tuned
+from porter_kernels.launch import (
+    ceil_div,
+    launch,
+    launching,
+    next_power_of_2,
+    num_programs,
+    packed_rows,
+    tl,
+    triton,
+    tuned,
+)
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -160,7 +170,7 @@ def _launch_forward(
         config = tuned("layer_norm.forward", N, BLOCK_D, x.device)
         with launching("layer_norm", x):
             launch(
-                _forward_kernel, (triton.cdiv(N, config.rows),),
+                _forward_kernel, (ceil_div(N, config.rows),),
                 x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
                 y_ptr=y, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
                 HAS_W=w is not None, HAS_B=b is not None, PER_HEAD=H > 1, BLOCK_N=config.rows, BLOCK_D=BLOCK_D,
@@ -184,7 +194,7 @@ def _launch_backward(
     N, D = x_ND.shape
     BLOCK_D = next_power_of_2(D)
     config = tuned("layer_norm.backward", N // H, BLOCK_D, x.device)
-    P = min(-(-(N // H) // config.rows), max(config.programs * num_programs(x.device) // H, 1))
+    P = min(ceil_div(N // H, config.rows), max(config.programs * num_programs(x.device) // H, 1))
     dx = x.new_empty(x.shape)
     partial = x.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
     if x_ND.numel():

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from porter_kernels.column_sums import column_sums
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import launch, launching, next_power_of_2, num_programs, packed_rows, tl, triton, tuned
+from porter_kernels.launch import (
+    ceil_div,
+    launch,
+    launching,
+    next_power_of_2,
+    num_programs,
+    packed_rows,
+    tl,
+    triton,
+    tuned,
+)
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -133,7 +143,7 @@ def _launch_forward(
         config = tuned("rms_norm.forward", N, BLOCK_D, x.device)
         with launching("rms_norm", x):
             launch(
-                _forward_kernel, (triton.cdiv(N, config.rows),),
+                _forward_kernel, (ceil_div(N, config.rows),),
                 x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
                 w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N, N=N, D=D,
                 eps=eps, OFFSET=offset, HAS_W=w is not None, HAS_RESIDUAL=has_residual,
@@ -156,7 +166,7 @@ def _launch_backward(
     N, D = x_ND.shape
     BLOCK_D = next_power_of_2(D)
     config = tuned("rms_norm.backward", N, BLOCK_D, x.device)
-    P = min(-(-N // config.rows), config.programs * num_programs(x.device))
+    P = min(ceil_div(N, config.rows), config.programs * num_programs(x.device))
     dx, dw_PD = x.new_empty(x.shape), x.new_empty(P if need_dw else 0, D, dtype=torch.float32)
     if x_ND.numel():
         with launching("rms_norm", x):

@@ -31,7 +31,7 @@ def _forward_kernel(x_ptr, y_ptr, n, cap: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < n
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(y_ptr + at, cap * tanh(x / cap), mask=mask)
+    tl.store(y_ptr + at, cap * tanh(x * (1.0 / cap)), mask=mask)
 
 
 @triton.jit
@@ -40,7 +40,7 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.cons
     mask = at < n
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    _, slope = sigmoid(2.0 * (x / cap))  # tanh(u) = 2 sigmoid(2u) - 1; 1 - tanh**2 would cancel near the cap
+    _, slope = sigmoid(x, 2.0 / cap)  # tanh(u) = 2 sigmoid(2u) - 1; 1 - tanh**2 would cancel near the cap
     tl.store(dx_ptr + at, dy * (4.0 * slope), mask=mask)
 
 

@@ -61,8 +61,9 @@ def _check_weights(
 
 
 def check_options(
-    op: str, reduction: str, label_smoothing: float, softcap: float | None, num_items: Tensor | int | float | None
-) -> None:
+    op: str, reduction: str, label_smoothing: float, softcap: float | None, logit_scale: float,
+    num_items: Tensor | int | float | None,
+) -> None:  # fmt: skip
     """Raises ValueError unless the options are ones that the reference knows."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f"{op}: reduction is {reduction!r}, expected 'mean', 'sum' or 'none'. Pass one of them.")
@@ -81,6 +82,11 @@ def check_options(
         )
     if softcap is not None and not softcap > 0:
         raise ValueError(f"{op}: softcap is {softcap}, expected a positive number. Without a cap, pass None.")
+    if not logit_scale > 0:
+        raise ValueError(
+            f"{op}: logit_scale is {logit_scale}, expected a positive number. Pass what multiplies the logits: where a "
+            f"model divides them (Granite's logits_scaling), its inverse."
+        )
 
 
 def check_overwritable(op: str, logits: Tensor) -> None:

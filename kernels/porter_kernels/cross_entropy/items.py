@@ -1,7 +1,7 @@
 """What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from porter_kernels.elementary import LOG2_E, tanh_with_slope
+from porter_kernels.elementary import LOG2_E
 from porter_kernels.launch import tl, triton
 
 NUM_PARTIALS = 6  # a row and chunk: max, sum of exponentials, target's logit, weighted sum, entropy's sum, argmax
@@ -11,14 +11,21 @@ PARTIALS = tl.constexpr(NUM_PARTIALS)
 
 @triton.jit
 def transform(raw, CAP: tl.constexpr, SCALE: tl.constexpr):
-    """Logits scaled and capped (CAP 0: uncapped), and the derivative of that by the raw logits."""
+    """Logits scaled and capped (CAP 0: uncapped), and the derivative of that by the scaled logits."""
     if CAP == 0.0:
         x = raw * SCALE
-        slope = tl.full(raw.shape, SCALE, tl.float32)
+        slope = tl.full(raw.shape, 1.0, tl.float32)
     else:
-        tanh, slope = tanh_with_slope(raw * (SCALE / CAP))
-        x = CAP * tanh
-        slope *= SCALE
+        # Near 0 tanh loses relative accuracy here, which a logit does not need: x is within eps * CAP.
+        decay = tl.exp2(tl.abs(raw) * (-2.0 * LOG2_E * SCALE / CAP))
+        # 1 / (1 + decay): a parabola is within 1.02 %, two steps of Newton within 1.1e-8. A GPU's unit for exponentials
+        # and reciprocals is what this kernel waits for, so the latter is kept from it.
+        quotient = tl.fma(tl.fma(decay, 0.3232021, -0.8080087), decay, 0.9898709)
+        quotient = tl.fma(quotient, tl.fma(-quotient, 1.0 + decay, 1.0), quotient)
+        quotient = tl.fma(quotient, tl.fma(-quotient, 1.0 + decay, 1.0), quotient)
+        bounded = tl.fma(decay, -CAP, CAP) * quotient
+        x = tl.where(raw < 0, -bounded, bounded)
+        slope = 4.0 * decay * (quotient * quotient)
     return x, slope
 
 
@@ -36,17 +43,18 @@ def read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE: tl.constexp
 
 @triton.jit
 def write_partials(
-    logits_ptr, target_ptr, weight_ptr, partials_ptr, rows, chunk, N, V, C, stride, vocab_start, weight_start,
+    logits_ptr, weight_ptr, partials_ptr, rows, target, chunk, N, V, C, stride, vocab_start, weight_start,
     IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     ENTROPY: tl.constexpr, ARGMAX: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Item of the first kind. Ignored rows are not read."""
-    target = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE)  # [N, 1]
     cols = chunk * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]  # [1, V]
     mask = (target != IGNORE) & (cols < V)
     at = logits_ptr + rows * stride
-    raw = tl.load(at + cols, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, V]
-    x = tl.where(mask, transform(raw, CAP, SCALE)[0], float("-inf"))
+    raw = tl.load(at + cols, mask=mask, other=float("-inf"), eviction_policy="evict_last").to(tl.float32)  # [N, V]
+    x = transform(raw, CAP, SCALE)[0]
+    if CAP != 0.0:  # else what was not read is -inf still
+        x = tl.where(mask, x, float("-inf"))
     peak = tl.max(x, axis=1, keep_dims=True)  # [N, 1]
     below = x - tl.where(peak == float("-inf"), 0.0, peak)  # a chunk may be wholly -inf: -inf - -inf is NaN
     mass = tl.exp2(below * LOG2_E)
@@ -95,12 +103,10 @@ def combine(partials_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
 
 @triton.jit
 def write_results(
-    partials_ptr, target_ptr, weight_ptr, weight_sum_ptr, results_ptr, correct_ptr, rows, N, C, vocab_size,
-    IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, vocab_size,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Loss, maximum, log total, log-sum-exp, log-probability and entropy a row [6, N], 0 where ignored."""
-    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
     peak, log_total, below, totals = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
     chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
     at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
@@ -149,13 +155,16 @@ def read_factor(
 
 @triton.jit
 def write_gradient(
-    raw, out_ptr, target_ptr, weight_ptr, weight_sum_ptr, peak, log_total, factor, rows, cols, N, V, stride,
-    vocab_start, vocab_size, IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr,
-    SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor, rows,
+    chunk, N, V, stride, out_stride, vocab_start, vocab_size,
+    SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """Item of the second kind, once the rows' log-sum-exp is known."""
-    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
-    x, slope = transform(raw.to(tl.float32), CAP, SCALE)  # [N, V]
+    cols = chunk * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]  # [1, V]
+    at, mask = logits_ptr + rows * stride + cols, counts & (cols < V)
+    raw = tl.load(at, mask=mask, other=float("-inf"), eviction_policy="evict_first")  # [N, V]
+    x, slope = transform(raw.to(tl.float32), CAP, SCALE)
     prob = tl.exp2((x - peak) * LOG2_E - log_total * LOG2_E)
     hit = (1.0 - SMOOTHING) * weight  # [N, 1]
     mass = hit
@@ -165,11 +174,15 @@ def write_gradient(
             mass = hit + (SMOOTHING / vocab_size) * tl.load(weight_sum_ptr)
     if Z_LOSS != 0.0:
         mass += 2.0 * Z_LOSS * (peak + log_total)
-    dx = prob * mass - tl.where(vocab_start + cols == target, hit, 0.0)
+    label = tl.where(counts & exists, target - vocab_start, -1)
+    label = tl.where(label < V, label, -1).to(tl.int32)  # 64 bits would double the comparisons of every element
+    dx = prob * mass - tl.where(cols == label, hit, 0.0)
     if SMOOTHING > 0.0:
         share = SMOOTHING / vocab_size
         if HAS_WEIGHT:
             share *= tl.load(weight_ptr + vocab_start + cols, mask=cols < V, other=0.0)
         dx -= share
-    dx = tl.where(counts, tl.where(exists, dx * slope * factor, float("nan")), 0.0)
-    tl.store(out_ptr + rows * stride + cols, dx, mask=(rows < N) & (cols < V), eviction_policy="evict_first")
+    factor = tl.where(counts, tl.where(exists, factor, float("nan")), 0.0)
+    dx *= slope
+    dx *= SCALE * factor
+    tl.store(out_ptr + rows * out_stride + cols, dx, mask=(rows < N) & (cols < V), eviction_policy="evict_first")

@@ -5,11 +5,9 @@ Axes    N rows, V vocabulary, C chunks of BLOCK_V columns a row, S columns of a 
 
 An item of the first kind reads its chunk and writes PARTIALS float32 a row: the chunk's maximum, its sum of
 exponentials below that maximum, and so on. One of the second kind combines the C partials of its rows into their
-log-sum-exp, reads the chunk again and writes the gradient. _loss_and_gradient_kernel runs both in one launch so that
-the second read finds the chunk in L2 at any V: program ids go through slots of G tiles, A0 A1 B0 A2 B1 ... B(K-1), A
-being items of the first kind and B of the second. A B item waits until C chunks of its tile were counted. That cannot
-hang: it waits for lower program ids alone, those wait for nobody, and a GPU starts programs in order of their ids
-(the interpreter runs them so). Merrill and Garland 2016 (decoupled look-back, NVR-2016-002) rely on the same.
+log-sum-exp, reads the chunk again and writes the gradient. Where there are rows enough to fill the GPU, a program of
+_loss_and_gradient_kernel does all items of its tile, and reads the chunks backwards the second time: those it read last
+are still in a cache. Else each item is a program, in a launch for each kind. Both add in the same order.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -32,8 +30,9 @@ def _partials_kernel(
 ):  # fmt: skip
     tile, chunk = tl.program_id(0) // C, tl.program_id(0) % C
     rows = tile.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+    target = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE)
     write_partials(
-        logits_ptr, target_ptr, weight_ptr, partials_ptr, rows, chunk, N, V, C, stride, vocab_start, weight_start,
+        logits_ptr, weight_ptr, partials_ptr, rows, target, chunk, N, V, C, stride, vocab_start, weight_start,
         IGNORE, SMOOTHING, CAP, SCALE, HAS_WEIGHT, ENTROPY, ARGMAX, BLOCK_V,
     )  # fmt: skip
 
@@ -45,9 +44,10 @@ def _results_kernel(
     BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
     write_results(
-        partials_ptr, target_ptr, weight_ptr, weight_sum_ptr, results_ptr, correct_ptr, rows, N, C, vocab_size,
-        IGNORE, SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
+        partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, vocab_size,
+        SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
     )  # fmt: skip
 
 
@@ -65,9 +65,7 @@ def _gradient_kernel(
         items = tl.where(tl.load(upstream_ptr) == 1.0, 0, items)
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         rows = (item // C).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
-        cols = (item % C) * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]  # [1, V]
-        counts = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE) != IGNORE
-        raw = tl.load(logits_ptr + rows * stride + cols, mask=counts & (cols < V), other=float("-inf"))  # [N, V]
+        target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
         peak = tl.load(peak_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
         log_total = tl.zeros_like(peak)
         if HAS_LOG_TOTAL:
@@ -77,55 +75,41 @@ def _gradient_kernel(
             HAS_FACTOR, HAS_DENOMINATOR, HAS_UPSTREAM,
         )  # fmt: skip
         write_gradient(
-            raw, out_ptr, target_ptr, weight_ptr, weight_sum_ptr, peak, log_total, factor, rows, cols, N, V,
-            out_stride, vocab_start, vocab_size, IGNORE, SMOOTHING, Z_LOSS, CAP, SCALE, HAS_WEIGHT,
+            logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor,
+            rows, item % C, N, V, stride, out_stride, vocab_start, vocab_size,
+            SMOOTHING, Z_LOSS, CAP, SCALE, HAS_WEIGHT, BLOCK_V,
         )  # fmt: skip
 
 
 @triton.jit
 def _loss_and_gradient_kernel(
-    logits_ptr, target_ptr, weight_ptr, weight_sum_ptr, factor_ptr, denominator_ptr, partials_ptr, count_ptr,
-    out_ptr, results_ptr, correct_ptr, N, V, C, T, G, K, stride, out_stride,
+    logits_ptr, target_ptr, weight_ptr, weight_sum_ptr, factor_ptr, denominator_ptr, partials_ptr,
+    out_ptr, results_ptr, correct_ptr, N, V, C, stride, out_stride,
     IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr,
     ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    # K slots of G tiles: A0 A1 B0 A2 B1 ... A(K-1) B(K-2) B(K-1). Turn 0 and the odd ones are A, the last is B.
-    turn, item = tl.program_id(0) // (G * C), tl.program_id(0) % (G * C)
-    last = 2 * K - 1
-    first_kind = (turn == 0) | ((turn % 2 == 1) & (turn < last))
-    slot = tl.where(first_kind, (turn + 1) // 2, tl.where(turn == last, K - 1, turn // 2 - 1))
-    tile, chunk = slot * G + item // C, item % C
-    rows = tile.to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
-    if tile < T:
-        if first_kind:
-            write_partials(
-                logits_ptr, target_ptr, weight_ptr, partials_ptr, rows, chunk, N, V, C, stride, 0, 0,
-                IGNORE, SMOOTHING, CAP, SCALE, HAS_WEIGHT, ENTROPY, ARGMAX, BLOCK_V,
-            )  # fmt: skip
-            tl.debug_barrier()  # every thread has stored before one of them says so
-            tl.atomic_add(count_ptr + tile, 1, sem="release")
-        else:
-            cols = chunk * BLOCK_V + tl.arange(0, BLOCK_V)[None, :]  # [1, V]
-            counts = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE) != IGNORE
-            at, mask = logits_ptr + rows * stride + cols, counts & (cols < V)
-            raw = tl.load(at, mask=mask, other=float("-inf"), eviction_policy="evict_first")  # [N, V]
-            factor = read_factor(
-                factor_ptr, denominator_ptr, factor_ptr, rows, N, 0, HAS_FACTOR, HAS_DENOMINATOR, False
-            )
-            while tl.atomic_add(count_ptr + tile, 0, sem="acquire") < C:
-                pass
-            peak, log_total, _, _ = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
-            write_gradient(
-                raw, out_ptr, target_ptr, weight_ptr, weight_sum_ptr, peak, log_total, factor, rows, cols, N, V,
-                out_stride, 0, V, IGNORE, SMOOTHING, Z_LOSS, CAP, SCALE, HAS_WEIGHT,
-            )  # fmt: skip
-            if chunk == 0:
-                write_results(
-                    partials_ptr, target_ptr, weight_ptr, weight_sum_ptr, results_ptr, correct_ptr, rows, N, C, V,
-                    IGNORE, SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
-                )  # fmt: skip
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
+    target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, V, IGNORE, HAS_WEIGHT)
+    factor = read_factor(factor_ptr, denominator_ptr, factor_ptr, rows, N, 0, HAS_FACTOR, HAS_DENOMINATOR, False)
+    for chunk in tl.range(0, C, num_stages=STAGES):
+        write_partials(
+            logits_ptr, weight_ptr, partials_ptr, rows, target, chunk, N, V, C, stride, 0, 0,
+            IGNORE, SMOOTHING, CAP, SCALE, HAS_WEIGHT, ENTROPY, ARGMAX, BLOCK_V,
+        )  # fmt: skip
+    tl.debug_barrier()  # every thread has stored its partial results before one reads them
+    peak, log_total, _, _ = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
+    for past in tl.range(0, C, num_stages=STAGES):
+        write_gradient(
+            logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor,
+            rows, C - 1 - past, N, V, stride, out_stride, 0, V,
+            SMOOTHING, Z_LOSS, CAP, SCALE, HAS_WEIGHT, BLOCK_V,
+        )  # fmt: skip
+    write_results(
+        partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, V,
+        SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
+    )  # fmt: skip
 
 
 @triton.jit

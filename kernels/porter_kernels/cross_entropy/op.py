@@ -227,7 +227,7 @@ def cross_entropy(
             with reduction "none" or with a leaf that requires one.
     """
     check_tensors("cross_entropy", logits, target, weight, token_weight)
-    check_options("cross_entropy", reduction, label_smoothing, softcap, num_items)
+    check_options("cross_entropy", reduction, label_smoothing, softcap, logit_scale, num_items)
     if inplace and reduction == "none":
         raise ValueError(
             "cross_entropy: inplace=True with reduction 'none', expected 'mean' or 'sum': forward cannot know the "

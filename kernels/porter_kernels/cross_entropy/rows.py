@@ -16,9 +16,10 @@ from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
 from porter_kernels.launch import INTERPRETING, launching, next_power_of_2, num_programs, rows_per_program
 
 TUNABLES = {
-    "block_v": 2**16 if INTERPRETING else 8192,  # columns of a chunk, at most
-    "elements_per_thread": 32,
-    "slot_bytes": 8 * 2**20,  # logits of a slot; L2 should hold two slots and the gradient of one
+    "block_v": 2**16 if INTERPRETING else 16384,  # columns of a chunk, at most
+    "elements_per_thread": 64,
+    "stages": 1,  # chunks in flight where a program does all of a row
+    "rows_per_multiprocessor": 0 if INTERPRETING else 2,  # fewer rows are better split over programs
     "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
 }
 
@@ -233,22 +234,27 @@ def run_loss_and_gradient_(
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    if TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T:
+        partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=entropy, argmax=argmax)
+        results = run_combine(partials_NCS, target_N, weight_V, weight_sum, options, V)
+        logits_gradient_(
+            logits_NV, target_N, results.rows_RN[1], factor_N, weight_V, weight_sum, options, V, out=out,
+            log_total_N=results.rows_RN[2], denominator=denominator,
+        )  # fmt: skip
+        return results
     results = new_results(logits_NV)
     if N == 0:
         return results
-    K = -(-T // max(TUNABLES["slot_bytes"] // (BLOCK_N * V * logits_NV.element_size()), 1))  # slots
-    G = -(-T // K)  # tiles of a slot
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     with launching("cross_entropy", logits_NV):
-        kernels._loss_and_gradient_kernel[(2 * K * G * C,)](
+        kernels._loss_and_gradient_kernel[(T,)](
             logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-            factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS,
-            count_ptr=torch.zeros(T, dtype=torch.int32, device=logits_NV.device), out_ptr=out,
-            results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C, T=T, G=G, K=K,
+            factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
+            results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C,
             stride=logits_NV.stride(0), out_stride=out.stride(0), **options.for_gradient(),
             HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None, HAS_DENOMINATOR=denominator is not None,
             ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
-            num_warps=num_warps,
+            STAGES=TUNABLES["stages"], num_warps=num_warps,
         )  # fmt: skip
     return results
 

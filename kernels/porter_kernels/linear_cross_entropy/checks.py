@@ -9,10 +9,10 @@ from porter_kernels.cross_entropy.arguments import check_options
 def check_arguments(
     op: str, hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, class_weight: Tensor | None,
     token_weight: Tensor | None, reduction: str, label_smoothing: float, softcap: float | None,
-    num_items: Tensor | int | float | None, accumulate: str, vocab_size: int,
+    logit_scale: float, num_items: Tensor | int | float | None, accumulate: str, vocab_size: int,
 ) -> None:  # fmt: skip
     """Raises ValueError unless linear_cross_entropy can run on these; vocab_size is V of the whole vocabulary."""
-    check_options(op, reduction, label_smoothing, softcap, num_items)
+    check_options(op, reduction, label_smoothing, softcap, logit_scale, num_items)
     if accumulate not in ("float32", "weight"):
         raise ValueError(f"{op}: accumulate is {accumulate!r}, expected 'float32' or 'weight'. Pass one of them.")
     check_head(op, hidden, weight, bias)

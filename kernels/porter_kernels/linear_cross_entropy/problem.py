@@ -87,15 +87,16 @@ def state_problem(
     check_module(op, weight)
     hidden, weight, bias = cast_under_autocast(hidden, weight, bias)
     check_arguments(
-        op, hidden, weight, target, bias, class_weight, token_weight, reduction, label_smoothing, softcap, num_items,
-        accumulate, weight.shape[0] if vocab_size is None else vocab_size,
+        op, hidden, weight, target, bias, class_weight, token_weight, reduction, label_smoothing, softcap, logit_scale,
+        num_items, accumulate, weight.shape[0] if vocab_size is None else vocab_size,
     )  # fmt: skip
     if shift:
         target = shift_left(target, 1, ignore_index)
         token_weight = None if token_weight is None else shift_left(token_weight, 1, 0)
     return Problem(
-        as_rows(hidden), weight, bias, target.reshape(-1), class_weight,
-        None if token_weight is None else token_weight.reshape(-1), divisor(num_items, hidden),
+        as_rows(hidden), weight, bias, target.reshape(-1).contiguous(),
+        None if class_weight is None else class_weight.contiguous(),
+        None if token_weight is None else token_weight.reshape(-1).contiguous(), divisor(num_items, hidden),
         "sum" if num_items is not None else reduction, ignore_index, float(label_smoothing), float(z_loss), softcap,
         float(logit_scale), stats, chunk_rows, byte_budget, accumulate, drop_ignored,
     )  # fmt: skip
