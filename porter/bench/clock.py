@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from porter.bench.device import Device, now_ms
 
-LEAST_RUNS, MOST_RUNS = 11, 100
+MOST_RUNS = 100
 HOST_RUNS = 200
 Item = TypeVar("Item")
 
@@ -43,11 +43,13 @@ class Clock:
     """Times jobs on a device.
 
     Attributes:
-        window_ms: how long each is run in all, flushes and waits included, within LEAST_RUNS and MOST_RUNS.
+        window_ms: how long each is run in all, waits included,
+        least_runs: but at least so often, and at most MOST_RUNS times.
     """
 
     device: Device
     window_ms: float = 100.0
+    least_runs: int = 11
 
     def device_times(self, jobs: Mapping[str, Job]) -> dict[str, Timing]:
         """Device time of each, the jobs taking turns."""
@@ -76,7 +78,7 @@ class Clock:
             job.restore()
         wait_ms = 2.0 * min(host_ms) + 0.1
         runs = int(self.window_ms / (min(device_ms) + wait_ms))
-        return min(max(runs, LEAST_RUNS), MOST_RUNS), min(wait_ms, 20.0)
+        return min(max(runs, self.least_runs), MOST_RUNS), min(wait_ms, 20.0)
 
     def _timed(self, job: Job, wait_ms: float) -> Callable[[], float]:
         self.device.wait_ms(wait_ms)

@@ -6,15 +6,12 @@ A file is rewritten after every case, whole or not at all, so a run that is cut 
 import csv
 import io
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from porter.bench.cases import Case
-from porter.errors import ArtifactError, UsageError
+from porter.errors import ArtifactError
 
 SCHEMA = "porter.bench/1"
 Metric = Literal["error", "forward_ms", "forward_backward_ms", "host_ms", "peak_bytes"]
@@ -128,13 +125,12 @@ def _plain(value: Any) -> dict[str, Any]:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
 
 
-def from_text(text: str, where: str) -> BenchRun:
-    """The run that to_text wrote. Raises: ArtifactError: it is not such a document."""
+def from_document(document: Mapping[str, Any], where: str) -> BenchRun:
+    """The run that to_text wrote. Raises: ArtifactError: another schema, or a key that is missing or malformed."""
+    if document.get("schema") != SCHEMA:
+        wrong = f"the schema of {where} is {document.get('schema')!r}"
+        raise ArtifactError(wrong, repr(SCHEMA), "give a JSON that porter bench wrote")
     try:
-        document = json.loads(text)
-        schema = document.get("schema") if isinstance(document, dict) else None
-        if schema != SCHEMA:
-            raise ArtifactError(f"the schema of {where} is {schema!r}", repr(SCHEMA), "give a file of porter bench")
         return _run(document)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ArtifactError(
@@ -178,26 +174,3 @@ def to_csv(run: BenchRun) -> str:
         rest = (getattr(record, each.name) for each in fields(Record)[1:])
         writer.writerow((case.op, case.size, case.dtype, *("" if value is None else value for value in rest), floor))
     return out.getvalue()
-
-
-def read_run(path: Path) -> BenchRun:
-    """The run in a file. Raises: ArtifactError: it cannot be read, or is no such file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArtifactError(f"{path} cannot be read: {error}", "the JSON of a bench", "check the path") from error
-    return from_text(text, str(path))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file beside its place and renames it. Raises: UsageError: the place cannot be written to."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(text, encoding="utf-8")
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise UsageError(
-            f"{path} cannot be written: {error.strerror}", "a folder that can be written to", "give another with --out"
-        ) from error

@@ -57,10 +57,21 @@ def kernels(
 
 
 @bench.command()
+@click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True, help="Folder for the results.")
+@click.option("--commit", help="What to record as the commit where there is no git.")
+def memory(out: Path, commit: str | None) -> None:
+    """Measure memory and time of a head's loss against tokens: naive, chunked, fused. Does nothing without a GPU."""
+    from porter.cli.bench_runs import measure_memory, show_file
+
+    path = measure_memory(out, commit=commit)
+    if path is not None:
+        show_file(path)
+
+
+@bench.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def report(file: Path) -> None:
     """Draw FILE, a JSON that porter bench wrote: tables here, and a page beside it."""
-    from porter.bench.results import read_run
-    from porter.cli.bench_runs import show
+    from porter.cli.bench_runs import show_file
 
-    show(read_run(file), file)
+    show_file(file)

@@ -1,16 +1,21 @@
 """What porter bench does between reading its options and showing the result."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 from rich.console import Console
 
+from porter.bench import curves
 from porter.bench.cases import Case
+from porter.bench.files import read_document, write_whole
 from porter.bench.ranking import regressions
-from porter.bench.results import BenchRun, read_run, to_csv, to_text, write_whole
+from porter.bench.results import BenchRun, from_document, to_csv, to_text
 from porter.reports.bench_terminal import render_bench
+from porter.reports.memory_table import render_memory
 
 
 def measure_kernels(
@@ -25,7 +30,12 @@ def measure_kernels(
     """The run, and the file it was saved to after every case.
 
     Args:
+        cases: asked for; on a CPU shrunken ones take their place.
+        provider_names: asked for; all if empty.
+        out: folder for a new file.
         resume: a file to go on with, or to begin; a file of another machine or of other code is left alone.
+        stop_after_s: begin no case later than that; 0 for never.
+        commit: to record where there is no git.
     """
     from porter_kernels import use_interpreter_on_cpu
 
@@ -37,35 +47,83 @@ def measure_kernels(
 
     providers, device = choose_providers(provider_names), find_device()
     cases = runnable(cases, device)
-    earlier = read_run(resume) if resume is not None and resume.exists() else None
+    earlier = from_document(read_document(resume), str(resume)) if resume is not None and resume.exists() else None
     run, changed = start_run(cases, commit=commit, earlier=earlier)
     for line in changed:
         _say(f"cannot go on with {resume}: {line}")
-    path = resume if resume is not None and not changed else out / f"{_file_name(run)}.json"
-    bench = Bench(run, providers, Clock(device) if device else None, Hooks(lambda each: save(each, path), _say))
+    path = resume if resume is not None and not changed else _new_file(out, "kernels", run.environment, run.created)
+    bench = Bench(run, providers, Clock(device) if device else None, Hooks(lambda each: _save(each, path), _say))
     left = bench.measure(cases, stop_after_s)
     if left:
         _say(f"time is up, {left} cases left: go on with --resume {path}")
     return path, bench.run
 
 
-def save(run: BenchRun, path: Path) -> None:
+def _save(run: BenchRun, path: Path) -> None:
     """Writes the JSON, and the CSV beside it between two cases."""
     write_whole(path, to_text(run))
     if run.running is None:
         write_whole(path.with_suffix(".csv"), to_csv(run))
 
 
+def measure_memory(out: Path, *, commit: str | None) -> Path | None:
+    """The file of the curves, saved after every number of tokens; None where there is no GPU."""
+    from porter.bench.clock import Clock
+    from porter.bench.device import find_device
+    from porter.bench.environment import describe_environment
+    from porter.bench.memory import measure_curves
+
+    device = find_device()
+    if device is None:
+        _say("No GPU here: peak memory and device times cannot be measured, and nothing was.")
+        return None
+    created = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S+00:00}"
+    run = curves.MemoryRun(created, describe_environment((), commit), ())
+    path = _new_file(out, "memory", run.environment, created)
+    for points in measure_curves(Clock(device, least_runs=5)):
+        run = curves.MemoryRun(created, run.environment, (*run.points, *points))
+        write_whole(path, curves.to_text(run))
+        write_whole(path.with_suffix(".csv"), curves.to_csv(run))
+        _say(", ".join(f"{point.method} {point.status}" for point in points) + f" at {points[0].tokens} tokens")
+    return path
+
+
+def show_file(path: Path) -> None:
+    """Prints what is in a file of porter bench, and draws its page."""
+    document = read_document(path)
+    if document.get("schema") != curves.SCHEMA:
+        show(from_document(document, str(path)), path)
+        return
+    run = curves.from_document(document, str(path))
+    render_memory(run, Console(highlight=False))
+    if _can_draw(path):
+        from porter.reports.memory_report import memory_to_html
+
+        write_whole(path.with_suffix(".html"), memory_to_html(run))
+
+
 def show(run: BenchRun, path: Path) -> bool:
-    """Prints the run, and says whether porter is anywhere wrong or worse than eager."""
+    """Prints the run, draws its page, and says whether porter is anywhere wrong or worse than eager."""
     render_bench(run, Console(highlight=False))
-    click.echo(f"results: {path}", err=True)
+    if _can_draw(path):
+        from porter.reports.bench_html import bench_to_html
+
+        write_whole(path.with_suffix(".html"), bench_to_html(run))
     return bool(regressions(run))
 
 
-def _file_name(run: BenchRun) -> str:
-    gpu = re.sub(r"[^a-z0-9]+", "-", run.environment["gpu"].lower()).strip("-")
-    return f"kernels-{gpu}-{run.created[:19].replace(':', '')}Z"
+def _can_draw(path: Path) -> bool:
+    """Says where the results are; whether plotly is here to draw them."""
+    if find_spec("plotly") is None:
+        _say(f"results: {path}; no page without plotly, porter bench report draws it elsewhere")
+        return False
+    _say(f"results: {path}, and beside it .csv and .html")
+    return True
+
+
+def _new_file(out: Path, what: str, environment: Mapping[str, str], created: str) -> Path:
+    gpu = re.sub(r"[^a-z0-9]+", "-", environment["gpu"].lower()).strip("-")
+    return out / f"{what}-{gpu}-{created[:19].replace(':', '')}Z.json"
 
 
 def _say(line: str) -> None:

@@ -1,9 +1,6 @@
 """A DiffReport as one HTML page that opens offline: style, script, plotly and pictures are all inside."""
 
-import json
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.resources import files
 from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
@@ -12,6 +9,7 @@ from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 from porter.comparison.report import DiffReport, Stage, Verdict
 from porter.reports import sections
 from porter.reports.markup import Html, join, tag
+from porter.reports.page import button, figures_json, icon, pinned, place, template
 from porter.reports.plots import layer_curves, node_heatmap, token_heatmap
 from porter.reports.summary import coverage, nodes_of
 
@@ -22,10 +20,6 @@ ICON_COLOURS: dict[Verdict, str] = {
     "INCONCLUSIVE": "8a63c9",
     "NOT_COMPARED": "7d8794",
 }
-ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'%3E"
-    "%3Ccircle cx='8' cy='8' r='7' fill='%23{}'/%3E%3C/svg%3E"
-)
 ALL_AXES = 1_000  # the page names every axis that could not be seen
 
 
@@ -35,13 +29,13 @@ def to_html(report: DiffReport) -> str:
     curves = _curves(report, figures)
     node_maps = _tabs(report, figures, "nodes", _stages_with_nodes(report), node_heatmap)
     token_maps = _tabs(report, figures, "tokens", _stages_with_tokens(report), token_heatmap)
-    return Template(_template("report.html")).substitute(
+    return Template(template("report.html")).substitute(
         title=tag("title", f"{report.verdict} {report.name}"),
-        icon=Html(ICON.format(ICON_COLOURS[report.verdict])),
-        style=_template("report.css"),
-        script=_template("report.js"),
+        icon=icon(ICON_COLOURS[report.verdict]),
+        style=template("report.css"),
+        script=template("report.js"),
         plotly=get_plotlyjs(),
-        figures=_figures_json(figures),
+        figures=figures_json(figures),
         verdict_class=report.verdict.lower(),
         banner=sections.banner(report),
         coverage=tag("p", coverage(report, ALL_AXES), class_="coverage"),
@@ -56,16 +50,6 @@ def to_html(report: DiffReport) -> str:
         axes=sections.axes_table(report),
         environment=sections.environment(report),
     )
-
-
-@cache
-def _template(name: str) -> str:
-    return (files("porter.reports") / "templates" / name).read_text(encoding="utf-8")
-
-
-def _figures_json(figures: dict[str, go.Figure]) -> str:
-    """The figures for a script element; plotly writes < and > as JSON escapes, so that no text can end it."""
-    return f"{{{','.join(f'{json.dumps(name)}:{figure.to_json()}' for name, figure in figures.items())}}}"
 
 
 def _stages_with_nodes(report: DiffReport) -> list[Stage]:
@@ -84,7 +68,7 @@ def _curves(report: DiffReport, figures: dict[str, go.Figure]) -> Html:
     if not any(node.propagated for node in report.nodes):
         return sections.nothing("No node was compared on its own hidden states.")
     figures["curves"] = layer_curves(report)
-    return join([_place("curves", figures["curves"], hidden=False), _pinned()])
+    return join([place("curves", figures["curves"], hidden=False), pinned()])
 
 
 def _tabs(
@@ -104,22 +88,6 @@ def _tabs(
         name = f"{group}-{index}"
         figures[name] = draw(report, stage)
         label = join([f"{stage.name} {stage.dtype} ", sections.badge(stage.status, small=True)])
-        selected = "true" if stage is shown else "false"
-        buttons.append(tag("button", label, type="button", role="tab", aria_selected=selected, data_shows=name))
-        places.append(_place(name, figures[name], hidden=stage is not shown))
-    return join([tag("div", *buttons, class_="tabs", role="tablist"), *places, _pinned()])
-
-
-def _place(name: str, figure: go.Figure, *, hidden: bool) -> Html:
-    style = f"height:{figure.layout.height}px"
-    kind = "figure hidden" if hidden else "figure"
-    return tag("div", id=name, class_=kind, style=style)
-
-
-def _pinned() -> Html:
-    return tag(
-        "p",
-        "Click a point to keep what it says here; drag to zoom, double-click to see all again.",
-        class_="pinned",
-        aria_live="polite",
-    )
+        buttons.append(button(name, label, selected=stage is shown))
+        places.append(place(name, figures[name], hidden=stage is not shown))
+    return join([tag("div", *buttons, class_="tabs", role="tablist"), *places, pinned()])

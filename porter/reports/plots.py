@@ -39,7 +39,7 @@ AXIS = {"gridcolor": GRID, "zeroline": False, "automargin": True, "tickfont": {"
 
 def layer_curves(report: DiffReport) -> go.Figure:
     """log10 ‖h_port − h_ref‖₂ along the layers for each dtype, over what rounding explains; below it, the worst ρ."""
-    figure = _figure(CURVE_HEIGHT)
+    figure = blank_figure(CURVE_HEIGHT)
     stages = [stage for stage in report.stages if residual_stream(report, stage)]
     room = extent(report, stages)
     for index, stage in enumerate(stages):
@@ -149,7 +149,7 @@ def node_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
     columns = ["embed", *(str(layer) for layer in range(report.num_layers)), "end"]
     cells = {(node.node, _column(node)): node for node in nodes}
     grid = [[cells.get((row, column)) for column in columns] for row in rows]
-    figure = _figure(HEATMAP_HEAD + ROW_HEIGHT * max(len(rows), 3))
+    figure = blank_figure(HEATMAP_HEAD + ROW_HEIGHT * max(len(rows), 3))
     shades = {"colorscale": [[0, UNCOMPARED], [1, UNCOMPARED]], "showscale": False}
     measured = any(node.local for node in nodes)
     scale = _ratio_scale(*limits(report, stage.dtype, "rho"), "ρ") if measured else _status_scale()
@@ -241,7 +241,7 @@ def _status_scale() -> dict[str, object]:
 def token_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
     """ρ_tok of every token after every layer: which words a fault shows at."""
     nodes = [node for node in nodes_of(report, stage.name, stage.dtype) if node.local and node.node == "resid_post"]
-    figure = _figure(TOKEN_HEIGHT)
+    figure = blank_figure(TOKEN_HEIGHT)
     ratios = [node.local.tokens if node.local else () for node in nodes]
     width = max((len(line) for line in ratios), default=0)
     figure.add_heatmap(
@@ -274,7 +274,8 @@ def _layer_axis(places: Sequence[str]) -> dict[str, object]:
     return {**grid, "title": "layer", "tickvals": ticks, "tickangle": 0}
 
 
-def _figure(height: int) -> go.Figure:
+def blank_figure(height: int) -> go.Figure:
+    """A figure without a background, in ink that can be read on a light page and on a dark one."""
     clear = "rgba(0,0,0,0)"
     return go.Figure(
         layout={
