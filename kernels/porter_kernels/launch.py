@@ -186,18 +186,21 @@ def num_programs(device: torch.device) -> int:
     return 4
 
 
-def block_size(n: int) -> int:
-    """Elements of n that a program takes: the least power of two that holds them all, at most a tile."""
-    return min(next_power_of_2(n), TILE)
+def block_size(n: int, tile: int | None = None) -> int:
+    """Elements of n that a program takes: the least power of two that holds them all, at most a tile.
+
+    `tile` is the op's own on a GPU; the interpreter keeps TILE.
+    """
+    return min(next_power_of_2(n), TILE if INTERPRETING or tile is None else tile)
 
 
-def rows_per_program(num_rows: int, block: int) -> int:
+def rows_per_program(num_rows: int, block: int, tile: int | None = None) -> int:
     """Rows of `block` elements that a program takes: as many as fill a tile, at least 1, a power of two.
 
     Compiled, it follows from `block` alone: a batch of another size must not compile the kernel anew. In the
     interpreter, which compiles nothing, it also does not exceed the rows there are.
     """
-    rows = max(TILE // block, 1)
+    rows = max((TILE if INTERPRETING or tile is None else tile) // block, 1)
     return min(rows, next_power_of_2(num_rows)) if INTERPRETING else rows
 
 

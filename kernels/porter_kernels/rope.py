@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.fused import Fused
-from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
+from porter_kernels.launch import launch, launching, next_power_of_2, num_warps, rows_per_program, tl, triton
 
 Style = Literal["half", "interleaved"]
 HEADS = 8  # that a program takes, at most: each reads its positions' rows of the tables
@@ -164,7 +164,8 @@ def _launch(
         BLOCK_T, BLOCK_S = (rows_per_program(T, heads * width) for heads in (BLOCK_H, BLOCK_G))
         q_tiles, k_tiles = B * _tiles(T, H, BLOCK_T, BLOCK_H), B * _tiles(T, G, BLOCK_S, BLOCK_G)
         with launching("rope", q_BHTK):
-            _kernel[(q_tiles + k_tiles,)](
+            launch(
+                _kernel, (q_tiles + k_tiles,),
                 q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK,
                 q_tiles=q_tiles, T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0,
                 **strides, INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H,

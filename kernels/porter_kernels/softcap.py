@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porter_kernels.elementary import sigmoid, tanh
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import block_size, launching, tl, triton
+from porter_kernels.launch import block_size, ceil_div, launch, launching, tl, triton
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -52,7 +52,7 @@ def _launch_forward(x: Tensor, cap: float) -> Tensor:
     if n := x.numel():
         BLOCK = block_size(n)
         with launching("softcap", x):
-            _forward_kernel[(triton.cdiv(n, BLOCK),)](x_ptr=x, y_ptr=y, n=n, cap=cap, BLOCK=BLOCK)
+            launch(_forward_kernel, (ceil_div(n, BLOCK),), x_ptr=x, y_ptr=y, n=n, cap=cap, BLOCK=BLOCK)
     return y
 
 
@@ -65,7 +65,7 @@ def _launch_backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     if n := x.numel():
         BLOCK = block_size(n)
         with launching("softcap", x):
-            _backward_kernel[(triton.cdiv(n, BLOCK),)](dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=n, cap=cap, BLOCK=BLOCK)
+            launch(_backward_kernel, (ceil_div(n, BLOCK),), dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=n, cap=cap, BLOCK=BLOCK)
     return dx
 
 

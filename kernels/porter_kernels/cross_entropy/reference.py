@@ -86,7 +86,7 @@ def cross_entropy_reference(
         elif mode == "sum":
             loss = loss.sum()
     if num_items is not None:
-        loss = loss / num_items
+        loss = loss / (num_items.reshape(()) if isinstance(num_items, Tensor) else num_items)
     loss = loss.view(target.shape) if reduction == "none" else loss
     return (loss, _measure(x_NV.detach(), target_N, counts_N, target.shape)) if stats else loss
 

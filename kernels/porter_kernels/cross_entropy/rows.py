@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
 from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
-from porter_kernels.launch import INTERPRETING, launching, next_power_of_2, num_programs, rows_per_program
+from porter_kernels.launch import INTERPRETING, launch, launching, next_power_of_2, num_programs, rows_per_program
 
 TUNABLES = {
     "block_v": 2**16 if INTERPRETING else 16384,  # columns of a chunk, at most
@@ -121,7 +121,8 @@ def row_partials(
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     if N:
         with launching("cross_entropy", logits_NV):
-            kernels._partials_kernel[(T * C,)](
+            launch(
+                kernels._partials_kernel, (T * C,),
                 logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS,
                 N=N, V=V, C=C, stride=logits_NV.stride(0), vocab_start=vocab_start,
                 weight_start=vocab_start if weight_V is not None and weight_V.shape[0] > V else 0,
@@ -157,7 +158,8 @@ def run_combine(
     BLOCK_N, _, T, _, num_warps = cut(N, vocab_size)  # as in the launch that does all, for the same order of sums
     if N:
         with launching("cross_entropy", partials_NCS):
-            kernels._results_kernel[(T,)](
+            launch(
+                kernels._results_kernel, (T,),
                 partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
                 results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, C=C, vocab_size=vocab_size,
                 **options.for_loss(), HAS_WEIGHT=weight_V is not None, BLOCK_N=BLOCK_N, BLOCK_C=next_power_of_2(C),
@@ -200,7 +202,8 @@ def logits_gradient_(
     P = min(T * C, num_programs(logits_NV.device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
     if N:
         with launching("cross_entropy", logits_NV):
-            kernels._gradient_kernel[(P,)](
+            launch(
+                kernels._gradient_kernel, (P,),
                 logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
                 peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
                 upstream_ptr=upstream, out_ptr=out, N=N, V=V, C=C, T=T, stride=logits_NV.stride(0),
@@ -247,7 +250,8 @@ def run_loss_and_gradient_(
         return results
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     with launching("cross_entropy", logits_NV):
-        kernels._loss_and_gradient_kernel[(T,)](
+        launch(
+            kernels._loss_and_gradient_kernel, (T,),
             logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
             factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
             results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C,
@@ -266,7 +270,8 @@ def scale_(gradient_NV: Tensor, upstream: Tensor) -> None:
     P = min(T * C, num_programs(gradient_NV.device) * TUNABLES["programs_per_multiprocessor"])
     if N:
         with launching("cross_entropy", gradient_NV):
-            kernels._scale_kernel[(P,)](
+            launch(
+                kernels._scale_kernel, (P,),
                 out_ptr=gradient_NV, upstream_ptr=upstream, N=N, V=V, C=C, T=T, stride=gradient_NV.stride(0),
                 BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
             )  # fmt: skip

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
 from porter_kernels.cross_entropy.rows import LossOptions
-from porter_kernels.launch import INTERPRETING, launching
+from porter_kernels.launch import INTERPRETING, launch, launching
 
 BLOCK = 2**12 if INTERPRETING else 8192  # rows that the program takes at once
 
@@ -16,7 +16,8 @@ def mean_denominator(
     """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
     out = torch.empty((), dtype=torch.float32, device=target_N.device)
     with launching("cross_entropy", target_N):
-        kernels._denominator_kernel[(1,)](
+        launch(
+            kernels._denominator_kernel, (1,),
             target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out, N=target_N.shape[0],
             vocab_size=0 if weight_V is None else weight_V.shape[0], IGNORE=options.ignore_index,
             HAS_WEIGHT=weight_V is not None, HAS_FACTOR=token_weight_N is not None, BLOCK=BLOCK, num_warps=8,
@@ -33,7 +34,8 @@ def total_loss(
     """
     out = torch.empty((), dtype=torch.float32, device=loss_N.device)
     with launching("cross_entropy", loss_N):
-        kernels._total_kernel[(1,)](
+        launch(
+            kernels._total_kernel, (1,),
             loss_ptr=loss_N, target_ptr=target_N, factor_ptr=token_weight_N, denominator_ptr=denominator, out_ptr=out,
             N=loss_N.shape[0], IGNORE=options.ignore_index, HAS_FACTOR=token_weight_N is not None,
             HAS_DENOMINATOR=denominator is not None, BLOCK=BLOCK, num_warps=8,

@@ -120,7 +120,7 @@ def vocab_parallel_linear_cross_entropy(
         weight_shard: [V of this rank, H]; ranks hold consecutive slices, in their order, of any sizes.
         target: [...], int64, classes of the whole vocabulary.
         group: the processes; None for all.
-        shard_sizes: V of every rank; None asks the others, for which the host waits.
+        shard_sizes: V of every rank; None on all ranks has them tell each other, for which the host waits.
         bias_shard: [V of this rank] or None.
         class_weight: [V of the whole vocabulary], float32, or None for 1.
         token_weight: as for linear_cross_entropy, like the options that follow.
