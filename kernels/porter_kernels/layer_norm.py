@@ -124,7 +124,7 @@ def _backward_kernel(
     db = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
     for first in tl.range(start, N // H, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
-        rows = (first + tl.arange(0, BLOCK_N)[:, None]) * H + head  # [N, 1]
+        rows = (first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)) * H + head  # [N, 1]
         mask = (rows < N) & (cols < D)
         at = rows * D + cols
         x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]

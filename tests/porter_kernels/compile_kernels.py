@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import pkgutil
+import re
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -94,7 +95,8 @@ def find_kernels() -> dict[str, JITFunction]:
     return kernels
 
 
-def compile_to_ptx(kernel: JITFunction, constants: dict[str, object], architecture: int) -> str:
+def compile_kernel(kernel: JITFunction, constants: dict[str, object], architecture: int) -> dict[str, str]:
+    """What each stage of the compiler makes of it; "ttir" and "ptx" among them."""
     signature, constexprs = {}, {}
     for i, name in enumerate(kernel.arg_names):
         if name in constants:
@@ -106,14 +108,16 @@ def compile_to_ptx(kernel: JITFunction, constants: dict[str, object], architectu
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
     tile = math.prod(int(str(n)) for name, n in constants.items() if name in ("BLOCK_N", "BLOCK_D", "BLOCK_F", "BLOCK"))
     options = {"num_warps": max(num_warps(tile), 4)}
-    return str(triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm["ptx"])
+    compiled: dict[str, str] = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
+    return compiled
 
 
 if __name__ == "__main__":
     for name, kernel in find_kernels().items():
         for constants in VARIANTS.get(name, []):
             for architecture in ARCHITECTURES if constants is VARIANTS[name][0] else ARCHITECTURES[-1:]:
-                ptx = compile_to_ptx(kernel, constants, architecture)
+                stages = compile_kernel(kernel, constants, architecture)
+                ptx = stages["ptx"]
                 print(
                     json.dumps(
                         {
@@ -121,6 +125,7 @@ if __name__ == "__main__":
                             "architecture": architecture,
                             "entry": f".target sm_{architecture}" in ptx and ".entry" in ptx,
                             "float64": ".f64" in ptx,
+                            "counters": re.findall(r"scf\.for .*: (i\d+) \{", stages["ttir"]),
                         }
                     )
                 )

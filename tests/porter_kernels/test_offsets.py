@@ -1,0 +1,140 @@
+"""Tensors of more than 2**31 elements: what is counted multiplies in 64 bits, so that no address wraps round.
+
+The tensors are files with holes, of which the launched programs touch a few bytes, and programs are numbered from
+where an address lies past 2**31. Kernels are launched directly: an op would allocate.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from porter_kernels import layer_norm, rms_norm, softcap
+from porter_kernels.column_sums import _sum_kernel
+
+if torch.cuda.is_available():
+    pytest.skip("programs are renumbered in the interpreter", allow_module_level=True)
+
+from triton.runtime.interpreter import InterpreterBuilder
+
+FAR = 2**31
+ROW = torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.float16)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Callable[..., Tensor]:
+    """Makes zeros of any size."""
+
+    def make(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        file = tmp_path / "holes"
+        x = torch.from_file(str(file), shared=True, size=math.prod(shape), dtype=dtype).view(shape)
+        file.unlink()  # stays mapped
+        return x
+
+    return make
+
+
+@pytest.fixture
+def number_programs(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Numbers programs from these, an axis each."""
+    shipped = InterpreterBuilder.create_get_program_id
+
+    def number(*first: int) -> None:
+        def get(self: Any, axis: int) -> Any:
+            program = shipped(self, axis)
+            if axis < len(first):
+                program.data = program.data + program.data.dtype.type(first[axis])
+            return program
+
+        monkeypatch.setattr(InterpreterBuilder, "create_get_program_id", get)
+
+    return number
+
+
+def test_softcap(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    x, dy, y, dx = (far(FAR + 3) for _ in range(4))
+    x[FAR:], dy[FAR:] = ROW[:, 0], 1.0
+    number_programs(FAR // 4)
+    softcap._forward_kernel[(1,)](x_ptr=x, y_ptr=y, n=FAR + 3, cap=2.0, BLOCK=4)
+    softcap._backward_kernel[(1,)](dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=FAR + 3, cap=2.0, BLOCK=4)
+    tanh = torch.tanh(ROW[:, 0].float() / 2)
+    torch.testing.assert_close(y[FAR:].float(), 2 * tanh, rtol=1e-3, atol=0)
+    torch.testing.assert_close(dx[FAR:].float(), 1 - tanh**2, rtol=2e-3, atol=0)
+
+
+def test_column_sums_of_many_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    x, y = far(1, FAR + 3, dtype=torch.float32), far(FAR + 3, dtype=torch.float32)
+    x[0, FAR:] = ROW[:, 0].float()
+    number_programs(FAR // 4)
+    _sum_kernel[(1,)](x_ptr=x, y_ptr=y, P=1, D=FAR + 3, BLOCK_P=1, BLOCK_D=4)
+    assert y[FAR:].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_column_sums_of_long_rows(far: Callable[..., Tensor]) -> None:
+    x, y = far(3, FAR // 2, dtype=torch.float32), far(FAR // 2, dtype=torch.float32)
+    x[:, :2] = ROW.float()
+    _sum_kernel[(1,)](x_ptr=x, y_ptr=y, P=3, D=FAR // 2, BLOCK_P=4, BLOCK_D=2)
+    assert y[:3].tolist() == [6.0, 6.0, 0.0]
+
+
+@pytest.mark.parametrize("HAS_RESIDUAL", [False, True])
+def test_rms_norm_forward(HAS_RESIDUAL: bool, far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    x, residual, y, total = (far(FAR + 3, 1) for _ in range(4))
+    rstd, w = far(FAR + 3, dtype=torch.float32), torch.ones(1).half()
+    x[FAR:], residual[FAR:] = ROW, 1.0
+    number_programs(FAR // 4)
+    rms_norm._forward_kernel[(1,)](
+        x_ptr=x, residual_ptr=residual, w_ptr=w, y_ptr=y, sum_ptr=total, rstd_ptr=rstd, N=FAR + 3, D=1, eps=1.0,
+        OFFSET=0, HAS_W=True, HAS_RESIDUAL=HAS_RESIDUAL, BLOCK_N=4, BLOCK_D=1,
+    )  # fmt: skip
+    normed = (ROW + HAS_RESIDUAL).float()
+    torch.testing.assert_close(rstd[FAR:], torch.rsqrt(normed[:, 0] ** 2 + 1))
+    torch.testing.assert_close(y[FAR:].float(), normed * rstd[FAR:, None], rtol=1e-3, atol=0)
+    assert torch.equal(total[FAR:].float(), normed * HAS_RESIDUAL)
+
+
+def test_rms_norm_backward(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    x, dy, dsum, dx = (far(FAR + 3, 1) for _ in range(4))
+    rstd, dw = far(FAR + 3, dtype=torch.float32), far(FAR // 4 + 1, 1, dtype=torch.float32)
+    x[FAR:], dy[FAR:], dsum[FAR:], rstd[FAR:] = ROW, ROW, 1.0, 0.5
+    number_programs(FAR // 4)
+    rms_norm._backward_kernel[(1,)](
+        dy_ptr=dy, dsum_ptr=dsum, x_ptr=x, w_ptr=None, rstd_ptr=rstd, dx_ptr=dx, dw_ptr=dw, N=FAR + 3, D=1, OFFSET=0,
+        HAS_W=False, HAS_DSUM=True, NEED_DW=True, BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=True,
+    )  # fmt: skip
+    torch.testing.assert_close(dx[FAR:], (ROW - ROW**3 / 4) / 2 + 1)
+    assert dw[FAR // 4].item() == (0.5 * ROW**2).sum()
+
+
+def test_layer_norm_forward(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    x, y = far(FAR + 3, 1), far(FAR + 3, 1)
+    mean, rstd = (far(FAR + 3, dtype=torch.float32) for _ in range(2))
+    x[FAR:] = ROW
+    number_programs(FAR // 4)
+    layer_norm._forward_kernel[(1,)](
+        x_ptr=x, w_ptr=None, b_ptr=torch.ones(1).half(), y_ptr=y, mean_ptr=mean, rstd_ptr=rstd, N=FAR + 3, H=1, D=1,
+        eps=0.25, OFFSET=0, HAS_W=False, HAS_B=True, PER_HEAD=False, BLOCK_N=4, BLOCK_D=1,
+    )  # fmt: skip
+    assert (mean[FAR:].tolist(), rstd[FAR:].tolist()) == ([1.0, 2.0, 3.0], [2.0] * 3)
+    assert y[FAR:].flatten().tolist() == [1.0] * 3
+
+
+def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    H, program = 2, FAR // 4  # the last head's rows, of the last tile
+    x, dy, dx = (far(FAR * H + 8, 1) for _ in range(3))
+    mean, rstd = (far(FAR * H + 8, dtype=torch.float32) for _ in range(2))
+    partial = far(program + 1, 2 * H, dtype=torch.float32)
+    rows = slice(FAR * H + 1, FAR * H + 7, 2)
+    x[rows], dy[rows], rstd[rows] = ROW, 2.0, 1.0
+    number_programs(program, 1)
+    layer_norm._backward_kernel[(1, 1)](
+        dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), mean_ptr=mean, rstd_ptr=rstd, dx_ptr=dx, partial_ptr=partial,
+        N=FAR * H + 8, H=H, D=1, OFFSET=0, HAS_W=True, NEED_DW=True, NEED_DB=True, BLOCK_N=4, BLOCK_D=1, STAGES=1,
+        RELOAD=False,
+    )  # fmt: skip
+    assert partial[program].tolist() == [0.0, 12.0, 0.0, 6.0]
+    torch.testing.assert_close(dx[rows], -2 * ROW**2)
