@@ -181,8 +181,8 @@ def test_reference_has_the_families_bits(
 @pytest.mark.parametrize("case", ["causal", "softcap and window", "sinks and left padding"])
 def test_reference_gradient(case: str, generator: torch.Generator) -> None:
     inputs, _, how = draw(case, torch.float64, generator)
-    small = [x[:, :, :5] if x.ndim == 4 else x for x in inputs]
-    how = how | ({"mask": how["mask"][..., :5]} if "mask" in how else {})
+    small = [x[:2, :, :5, :3] if x.ndim == 4 else x for x in inputs]
+    how = how | ({"mask": how["mask"][:2, ..., :5]} if "mask" in how else {})
     leaves = [x.cpu().requires_grad_() for x in small]
     how = {key: value.cpu() if isinstance(value, Tensor) else value for key, value in how.items()}
     assert torch.autograd.gradcheck(with_sinks(attention_reference, how), leaves)
@@ -246,7 +246,7 @@ def test_frozen_inputs(how: dict[str, Any], frozen: tuple[bool, ...], generator:
             torch.testing.assert_close(gradient, whole, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("how", [{}, {"sinks": True}, {"softcap": 2.0, "window": 3}], ids=str)
+@pytest.mark.parametrize("how", [{"sinks": True}, {"softcap": 2.0, "window": 3}], ids=str)
 def test_traced_equals_eager(how: dict[str, Any], generator: torch.Generator) -> None:
     sinks = torch.ones(4, device=DEVICE) if how.get("sinks") else None
     op = partial(attention, scale=0.3, **how | {"sinks": sinks})

@@ -33,9 +33,12 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("shape", [(2,), (5, 126), (2, 3, 1402)], ids=str)
+@pytest.mark.parametrize(
+    ("gate", "shape"),
+    [(gate, (5, 126)) for gate in GATES] + [(gate, s) for gate in ("SwiGLU", "gpt-oss") for s in ((2,), (2, 3, 1402))],
+    ids=str,
+)
 def test_matches_reference(
     shape: tuple[int, ...], layout: Any, gate: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -88,7 +91,7 @@ def test_quick_gelu_is_silu_with_its_alpha(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("F", [1, 20, 300])
+@pytest.mark.parametrize("F", [1, 20, 150])
 @pytest.mark.usefixtures("tile")
 def test_strided_input(F: int, layout: Any, generator: torch.Generator) -> None:
     wide = torch.randn(2, 3, 4 * F, generator=generator).to(DEVICE)
@@ -122,15 +125,14 @@ def test_backward_is_one_kernel_that_writes_one_tensor(layout: Any, generator: t
     assert not [name for name in called if any(copy in name for copy in ("cat", "copy", "clone", "add", "slice_back"))]
 
 
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"
-)  # Inductor's own import
-def test_compiled_equals_eager(generator: torch.Generator) -> None:
+def test_traced_equals_eager(generator: torch.Generator) -> None:
     def op(x: Tensor) -> Tensor:
         return packed_glu(packed_glu(x, act="gelu"), layout="interleaved", **GATES["gpt-oss"])
 
     x, dy = torch.randn(5, 64, generator=generator).to(DEVICE), torch.randn(5, 16, generator=generator).to(DEVICE)
-    for a, b in zip(run(torch.compile(op, fullgraph=True), [x], [dy]), run(op, [x], [dy]), strict=True):
+    for a, b in zip(
+        run(torch.compile(op, fullgraph=True, backend="aot_eager"), [x], [dy]), run(op, [x], [dy]), strict=True
+    ):
         assert torch.equal(a, b)
 
 
