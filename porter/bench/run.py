@@ -132,25 +132,26 @@ class Bench:
         return {provider.name for provider in self.loaded if case.op in provider.ops} - there
 
     def _measure_case(self, case: Case) -> None:
-        """All providers anew, for times are compared within one session; but nobody who has killed the process."""
-        kept = tuple(record for record in self.run.records if record.case == case.name and record.status == "failed")
-        dead = {record.provider for record in kept}
-        others = tuple(record for record in self.run.records if record.case != case.name)
+        """All providers that were asked for anew, times being compared within a session; not who kills the process."""
+        before = [record for record in self.run.records if record.case == case.name]
+        dead = {record.provider for record in before if record.status == "failed"}
         here = [each for each in self.loaded if case.op in each.ops and each.name not in dead]
         alive = [replace(each, missing=self.slow.get((each.name, case.op), each.missing)) for each in here]
+        anew = {each.name for each in alive}
+        kept = [record for record in self.run.records if record.case != case.name or record.provider not in anew]
 
         def mark(provider: str) -> None:
-            self._set(records=(*others, *kept), running=(case.name, provider))
+            self._set(records=tuple(kept), running=(case.name, provider))
 
         try:
             found = measure_case(case, alive, self.clock, mark)
         except DeviceLost as error:
-            self._set(records=(*others, *kept, error.record), running=None)
+            self._set(records=(*kept, error.record), running=None)
             raise
         except KeyboardInterrupt:
-            self._set(records=(*others, *kept), running=None)
+            self._set(running=None)
             raise
-        self._set(records=(*others, *kept, *found), running=None)
+        self._set(records=(*kept, *found), running=None)
         slow = {(each.provider, case.op): f"{each.note} at {case.size}" for each in found if NOT_READY in each.note}
         self.slow.update(slow)
         if self.clock is not None:

@@ -30,6 +30,8 @@ MARKS: dict[str, tuple[str, str]] = {  # colour and shape
 }
 ROW_HEIGHT, HEAD, LANES = 52, 104, 0.68  # pixels; the share of a row that its dots spread over
 KINDS = {"read": ("#56b4e9", "triangle-up"), "triad": ("#009e73", "square"), "copy": ("#e69f00", "circle")}
+ONE_TWO_FIVE = [step * 10.0**power for power in range(-5, 7) for step in (1, 2, 5)]
+LOG_TICKS = {"tickvals": ONE_TWO_FIVE, "ticktext": [f"{each:,.10g}" for each in ONE_TWO_FIVE]}
 MULTIPLES = (1, 1.2, 1.5, 2, 3, 4, 5, 7, 10, 15, 20, 30, 50, 100)
 OVER_FLOOR = {"tickvals": MULTIPLES, "ticktext": ["floor", *(f"{each:g}×" for each in MULTIPLES[1:])]}
 UNITS: dict[Metric, str] = {
@@ -64,7 +66,7 @@ def dots(run: BenchRun, op: str, metric: Metric) -> go.Figure:
     labels = [f"{board.case.size} {SHORT[board.case.dtype]}" for board in group]
     over_floor = metric in ("forward_ms", "forward_backward_ms")
     figure.update_layout(
-        xaxis={**AXIS, "type": "log", "title": UNITS[metric], **(OVER_FLOOR if over_floor else {"dtick": "D2"})},
+        xaxis={**AXIS, "type": "log", "title": UNITS[metric], **(OVER_FLOOR if over_floor else LOG_TICKS)},
         yaxis={
             **AXIS, "range": [len(group) - 0.5, -0.5], "tickvals": list(range(len(group))), "ticktext": labels,
             "showgrid": False,

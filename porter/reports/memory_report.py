@@ -7,6 +7,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from porter.bench.curves import METHODS, MemoryRun, Point, gradient_bytes
+from porter.reports.bench_plots import LOG_TICKS
 from porter.reports.markup import Html, definitions, join, table, tag
 from porter.reports.memory_table import format_cell, heads, methods_of, points_of, saving, tokens_of
 from porter.reports.page import button, figures_json, icon, pinned, place, template
@@ -46,7 +47,7 @@ def memory_curves(points: Sequence[Point], what: str) -> go.Figure:
     ticks = tokens_of(points)
     figure.update_layout(
         xaxis={**AXIS, "type": "log", "title": "tokens (log)", "tickvals": ticks, "ticktext": [str(n) for n in ticks]},
-        yaxis={**AXIS, "type": "log", "title": TITLES[what], "dtick": "D2"},
+        yaxis={**AXIS, "type": "log", "title": TITLES[what], **LOG_TICKS},
         legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
         hovermode="closest",
     )

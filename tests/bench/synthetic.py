@@ -4,6 +4,7 @@ import random
 from dataclasses import replace
 
 from porter.bench.cases import Case, default_cases
+from porter.bench.curves import HEADS, TOKENS, MemoryRun, Point
 from porter.bench.providers.table import EAGER, PORTER, PROVIDERS
 from porter.bench.results import BenchRun, Floor, Rate, Record
 
@@ -97,3 +98,25 @@ def _measured(case: Case, floor: Floor, provider: str, chance: random.Random) ->
         records.append(Record(case.name, provider, "host_ms", value, value * 0.9, value * 1.2, 200))
     peak = floor.size_bytes / 5 * MEMORY.get(provider, 1.5)
     return [*records, Record(case.name, provider, "peak_bytes", peak)]
+
+
+def synthetic_memory() -> MemoryRun:
+    """Curves of every method; the naive one runs out of memory at the end of the wider head."""
+    points = []
+    for features, vocabulary in HEADS:
+        for tokens in TOKENS:
+            least, logits = 2 * features * (tokens + vocabulary), tokens * vocabulary
+            peaks = {
+                "naive": least + 14 * logits,
+                "chunked": 2 * least + 14 * min(tokens, 2048) * vocabulary,
+                "fused": least + 2 * min(tokens, 2048) * vocabulary + 4 * features * vocabulary,
+                "fused, lean": least + 2 * min(tokens, 2048) * vocabulary,
+            }
+            for factor, (method, peak) in zip((1.1, 1.3, 1.0, 1.0), peaks.items(), strict=True):
+                point = Point(features, vocabulary, method, tokens)
+                if method == "naive" and logits > 3e9:
+                    points.append(replace(point, status="out of memory", note="out of memory"))
+                    continue
+                time = factor * 6 * logits * features / 7e11
+                points.append(replace(point, peak_bytes=peak, time_ms=time, low_ms=0.99 * time, high_ms=1.02 * time))
+    return MemoryRun("2026-11-30T01:02:03+00:00", ENVIRONMENT, tuple(points))
