@@ -73,7 +73,7 @@ class VocabularySlice:
             nothing[:, :, 0] = float("-inf")  # the maximum of no logits
             partials_NCS = torch.cat((partials_NCS, nothing), dim=1)
         gathered_PNCS = partials_NCS.new_empty(P, N, most, S)
-        dist.all_gather_into_tensor(gathered_PNCS, partials_NCS, group=self.group)
+        dist.all_gather(list(gathered_PNCS.unbind()), partials_NCS, group=self.group)
         return gathered_PNCS.transpose(0, 1).reshape(N, P * most, S)
 
     def sum_hidden_gradient(self, problem: Problem, gradients: Gradients) -> Gradients:
@@ -84,7 +84,6 @@ class VocabularySlice:
         return gradients._replace(hidden_NH=part_NH.to(problem.hidden_NH.dtype))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
 def vocab_parallel_linear_cross_entropy(
     hidden: Tensor,
     weight_shard: Tensor,
@@ -155,7 +154,10 @@ def vocab_parallel_linear_cross_entropy(
         shift=shift, vocab_size=sum(sizes),
     )  # fmt: skip
     passes = VocabularySlice(group, sum(sizes[: dist.get_rank(group)]), sizes)
-    loss, measured = in_shape(run_eagerly(passes, problem), problem, target.shape)
+    run = run_eagerly
+    if torch.compiler.is_compiling():
+        run = torch.compiler.disable(run_eagerly)  # type: ignore[no-untyped-call]
+    loss, measured = in_shape(run(passes, problem), problem, target.shape)
     return loss if measured is None else (loss, measured)
 
 
