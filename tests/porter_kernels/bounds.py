@@ -1,7 +1,7 @@
 """In the interpreter, every address a kernel reads or writes lies in a tensor it was launched with.
 
 A tile reaches past the last row and column; without this check a missing mask reads, or overwrites, a neighbour and
-no value shows it.
+no value shows it. What a load leaves out without saying what stands there is NaN: on a GPU it may be anything.
 """
 
 from collections.abc import Callable
@@ -44,6 +44,13 @@ def check_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return method
 
+    def load_or_nan(self: Any, pointers: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        if other is None and not mask.data.all():
+            dtype = interpreter._get_np_dtype(pointers.get_element_ty())
+            ones = np.full((*mask.data.shape, dtype.itemsize), 0xFF, dtype=np.uint8)  # as a float NaN, as an int -1
+            other = interpreter.TensorHandle(ones.view(dtype)[..., 0], pointers.get_element_ty())
+        return load(self, pointers, mask, other, *rest)
+
     monkeypatch.setattr(Executor, "_init_args_hst", prepare_and_note)
-    monkeypatch.setattr(Builder, "create_masked_load", checked(load, 0))
+    monkeypatch.setattr(Builder, "create_masked_load", checked(load_or_nan, 0))
     monkeypatch.setattr(Builder, "create_masked_store", checked(store, 1))
