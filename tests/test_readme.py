@@ -85,7 +85,7 @@ def test_commands_exist() -> None:
             assert line[1] in targets, line
             continue
         assert line[0] == "porter" and line[1] in COMMANDS, line
-        words = line[1:3] if line[1] == "specs" else line[1:2]
+        words = line[1:3] if line[1] in ("specs", "bench") else line[1:2]
         help_text = run(*words, "--help").output
         assert all(option in help_text for option in line if option.startswith("--")), line
 
