@@ -100,6 +100,7 @@ def _add_dots(figure: go.Figure, name: str, points: Sequence[tuple[float, Board,
         error_x={
             "array": [(high - value) / unit for (_, high), value, unit in zip(spread, values, units, strict=True)],
             "arrayminus": [(value - low) / unit for (low, _), value, unit in zip(spread, values, units, strict=True)],
+            "visible": any(record.runs for _, _, record, _ in points),  # memory has no spread
             "thickness": 1.2,
             "width": 3,
         },
