@@ -15,6 +15,7 @@ from porter_kernels.attention import REFUSALS, RUN, Backend, How, attention, att
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")  # Inductor
 DTYPES = [torch.float32, torch.float64]
 
 

@@ -1,7 +1,7 @@
 """What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py."""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from porter_kernels.elementary import LOG2_E
+from porter_kernels.elementary import LOG2_E, reciprocal
 from porter_kernels.launch import tl, triton
 
 NUM_PARTIALS = 6  # a row and chunk: max, sum of exponentials, target's logit, weighted sum, entropy's sum, argmax
@@ -16,16 +16,13 @@ def transform(raw, CAP: tl.constexpr, SCALE: tl.constexpr):
         x = raw * SCALE
         slope = tl.full(raw.shape, 1.0, tl.float32)
     else:
-        # Near 0 tanh loses relative accuracy here, which a logit does not need: x is within eps * CAP.
-        decay = tl.exp2(tl.abs(raw) * (-2.0 * LOG2_E * SCALE / CAP))
-        # 1 / (1 + decay): a parabola is within 1.02 %, two steps of Newton within 1.1e-8. A GPU's unit for exponentials
-        # and reciprocals is what this kernel waits for, so the latter is kept from it.
-        quotient = tl.fma(tl.fma(decay, 0.3232021, -0.8080087), decay, 0.9898709)
-        quotient = tl.fma(quotient, tl.fma(-quotient, 1.0 + decay, 1.0), quotient)
-        quotient = tl.fma(quotient, tl.fma(-quotient, 1.0 + decay, 1.0), quotient)
-        bounded = tl.fma(decay, -CAP, CAP) * quotient
-        x = tl.where(raw < 0, -bounded, bounded)
-        slope = 4.0 * decay * (quotient * quotient)
+        # Near 0 tanh loses relative accuracy here, which a logit does not need: x is within eps * CAP. Beyond 2**60 its
+        # last bit is 1 already; NaN must stay.
+        exponent = tl.minimum(raw * (2.0 * LOG2_E * SCALE / CAP), 60.0, propagate_nan=tl.PropagateNan.ALL)
+        growth = tl.exp2(exponent)
+        share = reciprocal(1.0 + growth)
+        x = tl.fma(share, -2.0 * CAP, CAP)  # tanh(u) = 1 - 2 / (1 + exp(2u))
+        slope = 4.0 * growth * share * share
     return x, slope
 
 

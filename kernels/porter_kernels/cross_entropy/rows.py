@@ -13,11 +13,24 @@ from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
 from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
-from porter_kernels.launch import INTERPRETING, launch, launching, next_power_of_2, num_programs, rows_per_program
+from porter_kernels.launch import (
+    INTERPRETING,
+    ceil_div,
+    launch,
+    launching,
+    next_power_of_2,
+    num_programs,
+    rows_per_program,
+)
 
 TUNABLES = {
-    "block_v": 2**16 if INTERPRETING else 16384,  # columns of a chunk, at most
+    # Columns of a chunk, at most: with few a row's second read finds them in a nearer cache, with many there is less to
+    # combine. A cap computes so much that more threads are worth more than either.
+    "block_v": 2**16 if INTERPRETING else 8192,
+    "block_v_wide": 2**16 if INTERPRETING else 16384,  # from 2**16 columns on
+    "block_v_capped": 2**16 if INTERPRETING else 2048,
     "elements_per_thread": 64,
+    "elements_per_thread_capped": 16,
     "stages": 1,  # chunks in flight where a program does all of a row
     "rows_per_multiprocessor": 0 if INTERPRETING else 2,  # fewer rows are better split over programs
     "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
@@ -75,7 +88,7 @@ class Results(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V alone."""
+    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap."""
 
     BLOCK_N: int
     BLOCK_V: int
@@ -84,11 +97,12 @@ class Tiling(NamedTuple):
     num_warps: int
 
 
-def cut(N: int, V: int) -> Tiling:
-    BLOCK_V = min(next_power_of_2(V), TUNABLES["block_v"])
+def cut(N: int, V: int, capped: bool = False) -> Tiling:
+    most = TUNABLES["block_v_capped" if capped else "block_v_wide" if V >= 2**16 else "block_v"]
+    BLOCK_V = min(next_power_of_2(V), most)
     BLOCK_N = rows_per_program(N, BLOCK_V)
-    warps = BLOCK_N * BLOCK_V // (32 * TUNABLES["elements_per_thread"])
-    return Tiling(BLOCK_N, BLOCK_V, -(-N // BLOCK_N), -(-V // BLOCK_V), min(max(warps, 1), 16))
+    warps = BLOCK_N * BLOCK_V // (32 * TUNABLES["elements_per_thread_capped" if capped else "elements_per_thread"])
+    return Tiling(BLOCK_N, BLOCK_V, ceil_div(N, BLOCK_N), ceil_div(V, BLOCK_V), min(max(warps, 1), 16))
 
 
 def new_results(logits_NV: Tensor) -> Results:
@@ -117,7 +131,7 @@ def row_partials(
         Columns that are not filled hold 0.
     """
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     if N:
         with launching("cross_entropy", logits_NV):
@@ -155,7 +169,8 @@ def run_combine(
 ) -> Results:  # fmt: skip
     N, C, _ = partials_NCS.shape
     results = new_results(partials_NCS[:, 0])
-    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size)  # as in the launch that does all, for the same order of sums
+    # As in the launch that does all, for the same order of sums.
+    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size, options.softcap is not None)
     if N:
         with launching("cross_entropy", partials_NCS):
             launch(
@@ -193,7 +208,7 @@ def logits_gradient_(
         keep_at_one: leave `out` as it is if upstream, a scalar then, is 1.
     """
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     if weight_V is not None and weight_V.shape[0] != vocab_size:
         raise ValueError(
             f"cross_entropy: weight has shape {list(weight_V.shape)}, expected [{vocab_size}], a weight for every "
@@ -236,7 +251,7 @@ def run_loss_and_gradient_(
     options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool,
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     if TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T:
         partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=entropy, argmax=argmax)
         results = run_combine(partials_NCS, target_N, weight_V, weight_sum, options, V)

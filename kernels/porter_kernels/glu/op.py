@@ -29,10 +29,10 @@ def _run(op: str, kernel: Any, tensors: dict[str, Tensor | None], interleaved: b
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
     strides = {f"{name}_stride": 0 if dense or x is None else x.stride(0) for name, x in tensors.items() if name != "y"}
+    pointers: dict[str, Any] = {f"{name}_ptr": x for name, x in tensors.items()}
     with launching(op, gate):
         launch(
-            kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),),
-            **{f"{name}_ptr": x for name, x in tensors.items()}, **strides, N=N, width=width,
+            kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **pointers, **strides, N=N, width=width,
             GATED=interleaved or tensors["up"] is not None, INTERLEAVED=interleaved, **constants,
             BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
         )  # fmt: skip
