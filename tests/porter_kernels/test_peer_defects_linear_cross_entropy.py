@@ -1,4 +1,4 @@
-"""Defects other libraries had in their fused linear cross-entropy, each as a test. Numbers are of Liger-Kernel's issues."""
+"""Defects other libraries had in their fused linear cross-entropy, as tests. Numbers are of Liger-Kernel's issues."""
 
 from dataclasses import replace
 from itertools import product
@@ -110,7 +110,7 @@ def test_autocast_with_float32_masters(
 
 @pytest.mark.parametrize("training", [True, False])
 def test_labels_that_are_shifted_already(training: bool, generator: torch.Generator) -> None:
-    """#888, #1181, #1242: with shifted labels alone the loss was None, of T - 1 positions, or labels were written to."""
+    """#888, #1181, #1242: with shifted labels alone the loss was None, or of T - 1 positions, or wrote to labels."""
     case = draw(generator, N=15)
     hidden, labels = case.hidden.view(3, 5, -1).requires_grad_(training), case.target.view(3, 5)
     shifted = functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
@@ -166,7 +166,7 @@ def test_a_wrapped_head_is_refused(generator: torch.Generator) -> None:
     """trl#4612, trl#5977: the base weight under a LoRA adapter was read, and the adapter left out, silently."""
     case = draw(generator)
     head = Adapted(torch.nn.Linear(12, 37, device=DEVICE))
-    with pytest.raises(TypeError, match="weight is a Adapted module, expected the tensor.*merge the adapter.*or call"):
+    with pytest.raises(TypeError, match=r"weight is a Adapted module, expected the tensor.*merge the adapter.*or call"):
         linear_cross_entropy(case.hidden, head, case.target)
 
 
@@ -197,7 +197,7 @@ def test_scaling_twice(generator: torch.Generator) -> None:
 def test_training_does_not_depend_on_chunks(dtype: torch.dtype, generator: torch.Generator) -> None:
     """#1472: a small model converged with some numbers of chunks and not with others. Here: one budget for all."""
     case = draw(generator, N=24, H=6, V=17, dtype=dtype)
-    for rows in (24, 12, 8, 3):
+    for rows in (24, 12, 5):
         assert_within_budget(run_case(linear_cross_entropy, case.walked(chunk_rows=rows)), case)
 
 

@@ -146,7 +146,8 @@ def main(rank: int, folder: Path) -> None:
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     if launch.INTERPRETING:
         patch_once_a_launch(pytest.MonkeyPatch())
-    rows.TUNABLES["block_v"] = 16  # several chunks of columns in a slice, and not in all
+    for name in ("block_v", "block_v_capped"):
+        rows.TUNABLES[name] = 16  # several chunks of columns in a slice, and not in all
     failures = {}
     groups = {2: dist.new_group([0, 1]), 3: dist.group.WORLD}
     for name, P in RUNS:

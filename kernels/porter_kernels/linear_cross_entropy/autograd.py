@@ -19,12 +19,14 @@ from torch import Tensor
 
 from porter_kernels.cross_entropy.rows import scale_
 from porter_kernels.fused import is_traced, refuse_second_derivative
+from porter_kernels.launch import launching
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
-from porter_kernels.linear_cross_entropy.passes import Passes, WholeVocabulary
+from porter_kernels.linear_cross_entropy.passes import Pass, pass_over
 from porter_kernels.linear_cross_entropy.problem import Problem
 
 Outputs = tuple[Tensor, ...]  # the loss; then of every row: log-sum-exp, log-probability, entropy, correct
 
+NOTHING = Need(False, False, False)
 NUM_TENSORS, NUM_ARGUMENTS = 7, 21
 ARGUMENTS = """
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, Tensor? token_weight,
@@ -36,19 +38,19 @@ ARGUMENTS = """
 
 def differentiable(problem: Problem) -> Outputs:
     """Outputs, of which the loss has the gradients that are needed."""
-    arguments = (*vars(problem).values(), *problem.need)
+    arguments = (*problem.arguments(), *problem.need)
     if is_traced(*arguments):
         outputs: Outputs = _forward(*arguments)
         return outputs[:5]
-    return run_eagerly(WholeVocabulary(), problem)
+    return run_eagerly(pass_over, problem)
 
 
-def run_eagerly(passes: Passes, problem: Problem) -> Outputs:
-    """The same from any pair of passes, unseen by who traces."""
+def run_eagerly(make_pass: Pass, problem: Problem) -> Outputs:
+    """The same from any pass, unseen by who traces."""
     need = problem.need
     if not any(need):
-        return _run_forward(passes, problem, need)[0]
-    outputs: Outputs = EagerFunction.apply(passes, *vars(problem).values(), *need)  # type: ignore[no-untyped-call]
+        return _run_forward(make_pass, problem, need)[0]
+    outputs: Outputs = EagerFunction.apply(make_pass, *problem.arguments(), *need)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -57,8 +59,9 @@ def _is_late(problem: Problem) -> bool:
     return problem.reduction == "none" or problem.hidden_NH.dtype == torch.float16
 
 
-def _run_forward(passes: Passes, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
-    stats, gradients = passes.forward(problem, Need(False, False, False) if _is_late(problem) else need)
+def _run_forward(make_pass: Pass, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
+    with launching("linear_cross_entropy", problem.hidden_NH):
+        stats, gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
     return (problem.reduce(stats.loss_N), *stats[1:]), gradients
 
 
@@ -70,14 +73,14 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:
 
 
 class EagerFunction(torch.autograd.Function):
-    """Takes passes and ARGUMENTS, returns Outputs."""
+    """Takes a pass and ARGUMENTS, returns Outputs."""
 
     @staticmethod
-    def forward(ctx: Any, passes: Passes, *arguments: Any) -> Outputs:
+    def forward(ctx: Any, make_pass: Pass, *arguments: Any) -> Outputs:
         problem, ctx.need = _split(arguments)
-        outputs, ctx.gradients = _run_forward(passes, problem, ctx.need)
-        ctx.passes, ctx.is_late, ctx.rest = passes, _is_late(problem), arguments[NUM_TENSORS:-3]
-        ctx.save_for_backward(*arguments[:NUM_TENSORS], outputs[1] if ctx.is_late else None)
+        outputs, ctx.gradients = _run_forward(make_pass, problem, ctx.need)
+        ctx.make_pass, ctx.is_late, ctx.rest = make_pass, _is_late(problem), arguments[NUM_TENSORS:-3]
+        ctx.save_for_backward(*arguments[:NUM_TENSORS])
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -85,13 +88,11 @@ class EagerFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor, *_: None) -> Any:
         refuse_second_derivative("linear_cross_entropy")
-        if ctx.is_late:
-            *tensors, lse_N = ctx.saved_tensors
-            gradients = ctx.passes.backward(Problem(*tensors, *ctx.rest), ctx.need, lse_N, upstream)
-        else:
-            gradients, ctx.gradients = ctx.gradients, None
-            if gradients is None:
-                _, gradients = ctx.passes.forward(Problem(*ctx.saved_tensors[:-1], *ctx.rest), ctx.need)
+        gradients, ctx.gradients = ctx.gradients, None
+        if ctx.is_late or gradients is None:
+            problem = Problem(*ctx.saved_tensors, *ctx.rest)
+            _, gradients = ctx.make_pass(problem, ctx.need, upstream if ctx.is_late else None)
+        if not ctx.is_late:
             for gradient in gradients:
                 if gradient is not None:
                     _scale(gradient, upstream)
@@ -109,7 +110,7 @@ def _scale(gradient: Tensor, upstream: Tensor) -> None:
 def _launch_forward(*arguments: Any) -> Outputs:
     """Outputs, then Gradients, empty where there are none."""
     problem, need = _split(arguments)
-    outputs, gradients = _run_forward(WholeVocabulary(), problem, need)
+    outputs, gradients = _run_forward(pass_over, problem, need)
     return *outputs, *_filled(problem, gradients)
 
 
@@ -120,16 +121,16 @@ def _fake_forward(*arguments: Any) -> Outputs:
     loss = x_NH.new_empty((N,) if problem.reduction == "none" else (), dtype=torch.float32)
     lse_N, log_prob_N, entropy_N = (x_NH.new_empty(n, dtype=torch.float32) for n in (N, asked, asked))
     correct_N = x_NH.new_empty(asked, dtype=torch.bool)
-    gradients = _empty(problem, Need(False, False, False) if _is_late(problem) else need)
+    gradients = _empty(problem, NOTHING if _is_late(problem) else need)
     return loss, lse_N, log_prob_N, entropy_N, correct_N, *_filled(problem, gradients)
 
 
-def _launch_backward(upstream: Tensor, lse_N: Tensor, *arguments: Any) -> Outputs:
+def _launch_backward(upstream: Tensor, *arguments: Any) -> Outputs:
     problem, need = _split(arguments)
-    return _filled(problem, WholeVocabulary().backward(problem, need, lse_N, upstream))
+    return _filled(problem, pass_over(problem, need, upstream)[1])
 
 
-def _fake_backward(upstream: Tensor, lse_N: Tensor, *arguments: Any) -> Outputs:
+def _fake_backward(upstream: Tensor, *arguments: Any) -> Outputs:
     problem, need = _split(arguments)
     return _filled(problem, _empty(problem, need))
 
@@ -149,14 +150,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     ctx.set_materialize_grads(False)
     ctx.rest = inputs[NUM_TENSORS:]
     ctx.is_late = _is_late(Problem(*inputs[:-3]))
-    ctx.save_for_backward(*((*inputs[:NUM_TENSORS], output[1]) if ctx.is_late else output[5:]))
+    ctx.save_for_backward(*(inputs[:NUM_TENSORS] if ctx.is_late else output[5:]))
 
 
 def _differentiate(ctx: Any, upstream: Tensor, *_: None) -> Any:
     refuse_second_derivative("linear_cross_entropy")
     if ctx.is_late:
-        *tensors, lse_N = ctx.saved_tensors
-        gradients = _backward(upstream, lse_N, *tensors, *ctx.rest)
+        gradients = _backward(upstream, *ctx.saved_tensors, *ctx.rest)
     else:
         gradients = [(x.float() * upstream).to(x.dtype) for x in ctx.saved_tensors]
     needed = [x if need else None for x, need in zip(gradients, ctx.rest[-3:], strict=True)]
@@ -169,7 +169,7 @@ _forward = torch.library.custom_op(
 )  # fmt: skip
 _backward = torch.library.custom_op(
     "porter::linear_cross_entropy_backward", _launch_backward, mutates_args=(),
-    schema=f"(Tensor upstream, Tensor lse, {ARGUMENTS}) -> ({', '.join(['Tensor'] * 3)})",
+    schema=f"(Tensor upstream, {ARGUMENTS}) -> ({', '.join(['Tensor'] * 3)})",
 )  # fmt: skip
 _forward.register_fake(_fake_forward)
 _forward.register_autograd(_differentiate, setup_context=_save)

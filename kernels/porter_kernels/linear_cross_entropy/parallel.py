@@ -17,57 +17,54 @@ import torch.distributed as dist
 from torch import Tensor
 
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
-from porter_kernels.cross_entropy.rows import RowStats, combine_partials, cut, row_partials
+from porter_kernels.cross_entropy.rows import RowStats, combine_partials, cut, logits_gradient_, row_partials
 from porter_kernels.linear_cross_entropy.autograd import run_eagerly
 from porter_kernels.linear_cross_entropy.checks import check_module
 from porter_kernels.linear_cross_entropy.chunks import Accumulate
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
-from porter_kernels.linear_cross_entropy.passes import Place, empty_stats, gradient_turn, walk, write_stats
+from porter_kernels.linear_cross_entropy.passes import Place, empty_stats, take, walk, write_stats
 from porter_kernels.linear_cross_entropy.problem import Problem, in_shape, state_problem
 
 
 @dataclass(frozen=True)
 class VocabularySlice:
-    """The passes of one rank."""
+    """The pass of one rank."""
 
     group: dist.ProcessGroup | None
     start: int  # the class of the slice's first row
     sizes: tuple[int, ...]  # rows of every rank's slice
 
-    @property
-    def vocab_size(self) -> int:
-        return sum(self.sizes)
-
-    def forward(self, problem: Problem, need: Need) -> tuple[RowStats, Gradients]:
-        target_N, class_weight_V = problem.target_N, problem.class_weight_V
-        class_weight_sum = problem.class_weight_sum()
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
+        target_N, class_weight_V, options = problem.target_N, problem.class_weight_V, problem.options
+        class_weight_sum, vocab_size = problem.class_weight_sum(), sum(self.sizes)
+        factor_N, denominator = problem.factors(upstream), problem.denominator() if any(need) else None
         whole = empty_stats(problem)
-        differentiate = gradient_turn(problem, whole.lse_N, None, self.vocab_size, self.start)
 
         def turn(logits_CV: Tensor, at: Place) -> None:
+            target_C = target_N[at]
             partials_NCS = row_partials(
-                logits_CV, target_N[at], class_weight_V, problem.options,
-                vocab_start=self.start, entropy=problem.stats, argmax=problem.stats,
+                logits_CV, target_C, class_weight_V, options, vocab_start=self.start, entropy=problem.stats,
+                argmax=problem.stats,
             )  # fmt: skip
-            stats = combine_partials(
-                self.gather(partials_NCS), target_N[at], class_weight_V, class_weight_sum, problem.options,
-                self.vocab_size,
-            )  # fmt: skip
+            partials_NCS = self.gather(partials_NCS, options.softcap is not None)
+            stats = combine_partials(partials_NCS, target_C, class_weight_V, class_weight_sum, options, vocab_size)
             write_stats(whole, stats, at)
             if any(need):
-                differentiate(logits_CV, at)
+                logits_gradient_(
+                    logits_CV, target_C, stats.lse_N, take(factor_N, at), class_weight_V, class_weight_sum, options,
+                    vocab_size, vocab_start=self.start, out=logits_CV, denominator=denominator,
+                )  # fmt: skip
 
         gradients = walk(problem, need, turn, largest_slice=max(self.sizes))
-        return whole, self.sum_hidden_gradient(problem, gradients)
+        if gradients.hidden_NH is not None:
+            dist.all_reduce(gradients.hidden_NH, group=self.group)
+            gradients = gradients._replace(hidden_NH=gradients.hidden_NH.to(problem.hidden_NH.dtype))
+        return whole, gradients
 
-    def backward(self, problem: Problem, need: Need, lse_N: Tensor, upstream: Tensor) -> Gradients:
-        turn = gradient_turn(problem, lse_N, upstream, self.vocab_size, self.start)
-        return self.sum_hidden_gradient(problem, walk(problem, need, turn, largest_slice=max(self.sizes)))
-
-    def gather(self, partials_NCS: Tensor) -> Tensor:
+    def gather(self, partials_NCS: Tensor, capped: bool) -> Tensor:
         """[N, P * C, S]: the partial results of all ranks, in their order; smaller slices filled up with nothing."""
         N, C, S = partials_NCS.shape
-        P, most = len(self.sizes), cut(N, max(self.sizes)).C
+        P, most = len(self.sizes), max(cut(N, size, capped).C for size in self.sizes)
         if most > C:
             nothing = partials_NCS.new_zeros(N, most - C, S)
             nothing[:, :, 0] = float("-inf")  # the maximum of no logits
@@ -75,13 +72,6 @@ class VocabularySlice:
         gathered_PNCS = partials_NCS.new_empty(P, N, most, S)
         dist.all_gather(list(gathered_PNCS.unbind()), partials_NCS, group=self.group)
         return gathered_PNCS.transpose(0, 1).reshape(N, P * most, S)
-
-    def sum_hidden_gradient(self, problem: Problem, gradients: Gradients) -> Gradients:
-        part_NH = gradients.hidden_NH
-        if part_NH is None:
-            return gradients
-        dist.all_reduce(part_NH, group=self.group)
-        return gradients._replace(hidden_NH=part_NH.to(problem.hidden_NH.dtype))
 
 
 def vocab_parallel_linear_cross_entropy(
@@ -153,11 +143,11 @@ def vocab_parallel_linear_cross_entropy(
         stats=stats, chunk_rows=chunk_rows, byte_budget=byte_budget, accumulate=accumulate, drop_ignored=drop_ignored,
         shift=shift, vocab_size=sum(sizes),
     )  # fmt: skip
-    passes = VocabularySlice(group, sum(sizes[: dist.get_rank(group)]), sizes)
+    make_pass = VocabularySlice(group, sum(sizes[: dist.get_rank(group)]), sizes)
     run = run_eagerly
     if torch.compiler.is_compiling():
         run = torch.compiler.disable(run_eagerly)  # type: ignore[no-untyped-call]
-    loss, measured = in_shape(run(passes, problem), problem, target.shape)
+    loss, measured = in_shape(run(make_pass, problem), problem, target.shape)
     return loss if measured is None else (loss, measured)
 
 

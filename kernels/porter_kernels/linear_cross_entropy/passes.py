@@ -1,8 +1,8 @@
 """The walk over chunks of rows: logits, their gradient in place, and what that adds to the inputs' gradients.
 
-Two passes share it. The forward pass turns a chunk's logits into its losses and, where gradients are wanted, into the
-gradients for an upstream gradient of 1. The backward pass computes the logits again and turns them into the gradients
-for the upstream gradient that is known by then, given the log-sum-exp that forward kept.
+A pass is made in forward, and once more in backward where gradients wait for the upstream gradient. It then computes
+the log-sum-exp again too: beside logits that another product rounded otherwise, a kept one would not do. A sure
+token's gradient is 1 - p, which one step of a bfloat16 logit turns into anything.
 
 Axes    N rows, K of them kept, C rows of a chunk, H hidden features, V vocabulary.
 """
@@ -16,7 +16,6 @@ from torch import Tensor
 from porter_kernels.cross_entropy.rows import (
     RowStats,
     combine_partials,
-    logits_gradient_,
     loss_and_gradient_,
     row_partials,
 )
@@ -27,58 +26,40 @@ from porter_kernels.linear_cross_entropy.problem import Problem
 Place = slice | Tensor  # rows of a chunk: neighbours, or their indices
 
 
-class Passes(Protocol):
+class Pass(Protocol):
     """How a head is walked over."""
 
-    def forward(self, problem: Problem, need: Need) -> tuple[RowStats, Gradients]:
-        """The losses of all rows, 0 where they do not count, and the wanted gradients of their weighted sum or mean."""
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
+        """The losses of all rows, 0 where they do not count, and the needed gradients of their weighted sum or mean.
 
-    def backward(self, problem: Problem, need: Need, lse_N: Tensor, upstream: Tensor) -> Gradients:
-        """The wanted gradients, given the loss's: a scalar, or one a row where it is not reduced."""
-
-
-class WholeVocabulary:
-    """The head of one process."""
-
-    def forward(self, problem: Problem, need: Need) -> tuple[RowStats, Gradients]:
-        target_N, class_weight_V, V = problem.target_N, problem.class_weight_V, problem.weight_VH.shape[0]
-        options, class_weight_sum = problem.options, problem.class_weight_sum()
-        denominator = problem.denominator() if any(need) else None
-        whole = empty_stats(problem)
-
-        def turn(logits_CV: Tensor, at: Place) -> None:
-            if any(need):
-                stats = loss_and_gradient_(
-                    logits_CV, target_N[at], take(problem.token_weight_N, at), class_weight_V, class_weight_sum,
-                    options, out=logits_CV, denominator=denominator, entropy=problem.stats, argmax=problem.stats,
-                )  # fmt: skip
-            else:
-                partials = row_partials(
-                    logits_CV, target_N[at], class_weight_V, options, entropy=problem.stats, argmax=problem.stats
-                )
-                stats = combine_partials(partials, target_N[at], class_weight_V, class_weight_sum, options, V)
-            write_stats(whole, stats, at)
-
-        return whole, walk(problem, need, turn)
-
-    def backward(self, problem: Problem, need: Need, lse_N: Tensor, upstream: Tensor) -> Gradients:
-        return walk(problem, need, gradient_turn(problem, lse_N, upstream, problem.weight_VH.shape[0]))
+        Args:
+            problem: the rows and the head.
+            need: the gradients to compute.
+            upstream: the gradient of the loss, [], or [N] of losses that are not reduced; None for 1.
+        """
 
 
-def gradient_turn(
-    problem: Problem, lse_N: Tensor, upstream: Tensor | None, vocab_size: int, vocab_start: int = 0
-) -> Callable[[Tensor, Place], None]:
-    """Turns logits into their gradient, given the log-sum-exp of whole rows."""
-    target_N, class_weight_sum, denominator = problem.target_N, problem.class_weight_sum(), problem.denominator()
+def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
+    """The pass over the head of one process."""
+    target_N, class_weight_V, V = problem.target_N, problem.class_weight_V, problem.weight_VH.shape[0]
+    options, class_weight_sum = problem.options, problem.class_weight_sum()
+    factor_N, denominator = problem.factors(upstream), problem.denominator() if any(need) else None
+    whole = empty_stats(problem)
 
     def turn(logits_CV: Tensor, at: Place) -> None:
-        logits_gradient_(
-            logits_CV, target_N[at], lse_N[at], take(problem.token_weight_N, at), problem.class_weight_V,
-            class_weight_sum, problem.options, vocab_size, vocab_start=vocab_start, out=logits_CV,
-            denominator=denominator, upstream=upstream[at] if upstream is not None and upstream.ndim else upstream,
-        )  # fmt: skip
+        if any(need):
+            stats = loss_and_gradient_(
+                logits_CV, target_N[at], take(factor_N, at), class_weight_V, class_weight_sum, options,
+                out=logits_CV, denominator=denominator, entropy=problem.stats, argmax=problem.stats,
+            )  # fmt: skip
+        else:
+            partials = row_partials(
+                logits_CV, target_N[at], class_weight_V, options, entropy=problem.stats, argmax=problem.stats
+            )
+            stats = combine_partials(partials, target_N[at], class_weight_V, class_weight_sum, options, V)
+        write_stats(whole, stats, at)
 
-    return turn
+    return whole, walk(problem, need, turn)
 
 
 def walk(

@@ -3,7 +3,8 @@
 Axes    N rows (the leading axes of hidden, flattened), H hidden features, V vocabulary.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,10 @@ class Problem:
     accumulate: Accumulate
     drop_ignored: bool | None
 
+    def arguments(self) -> tuple[Any, ...]:
+        """Its fields in order. vars and fields give them too, but torch 2.11 traces neither."""
+        return tuple(getattr(self, name) for name in FIELDS)
+
     @property
     def need(self) -> Need:
         """The inputs that require a gradient, none under torch.no_grad."""
@@ -61,6 +66,13 @@ class Problem:
     def class_weight_sum(self) -> Tensor | None:
         return None if self.class_weight_V is None else self.class_weight_V.sum()
 
+    def factors(self, upstream: Tensor | None) -> Tensor | None:
+        """[N] float32, what multiplies the gradient of each row's loss besides the denominator; None for 1."""
+        if upstream is None:
+            return self.token_weight_N
+        upstream_N = upstream.expand(self.target_N.shape)
+        return upstream_N.contiguous() if self.token_weight_N is None else upstream_N * self.token_weight_N
+
     def reduce(self, loss_N: Tensor) -> Tensor:
         """The loss from those of the rows, which are 0 where they do not count: [N] unless reduced."""
         target_N, token_weight_N = self.target_N, self.token_weight_N
@@ -69,6 +81,9 @@ class Problem:
         if token_weight_N is None:
             return loss_N
         return (loss_N * token_weight_N).masked_fill_(target_N == self.ignore_index, 0.0)
+
+
+FIELDS = tuple(field.name for field in fields(Problem))
 
 
 def state_problem(
