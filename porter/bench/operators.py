@@ -147,7 +147,7 @@ def _rope_inputs(case: Case, normal: Normal) -> dict[str, Tensor]:
 
 
 def _rope(case: Case) -> Function:
-    def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, cos_full: Tensor, sin_full: Tensor) -> Any:
+    def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *full: Tensor) -> Any:
         return rope_reference(q, k, cos, sin, style="half", apply_dtype="act")
 
     return rope
