@@ -1,4 +1,4 @@
-"""The interpreter patches triton.language at every call of a jitted function, 40 % of a launch: once a launch will do."""
+"""The interpreter patches triton.language at every call of a jitted function: once a launch saves 40 % of its time."""
 
 from collections.abc import Callable
 from typing import Any
