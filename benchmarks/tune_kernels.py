@@ -47,12 +47,13 @@ def rms_norm_backward(width: int, rows: int) -> Launch:
 
 def layer_norm_forward(width: int, rows: int) -> Launch:
     x, _, w, *_ = norm_inputs(width, rows)
-    return lambda: layer_norm._launch_forward(x, w[None], w[None], 1e-6, 0, 1)
+    return lambda: layer_norm._launch_forward(x, w, w, 1e-6, 0, 1)
 
 
 def layer_norm_backward(width: int, rows: int) -> Launch:
     x, dy, w, mean, rstd = norm_inputs(width, rows)
-    return lambda: layer_norm._launch_backward(dy, x, w[None], mean, rstd, 0, 1, True, True)
+    stats = torch.stack((mean, rstd))
+    return lambda: layer_norm._launch_backward(dy, x, w, stats, 0, 1, True, True)
 
 
 OPS = {

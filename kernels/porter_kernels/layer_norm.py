@@ -86,7 +86,7 @@ def _gain(w, OFFSET: tl.constexpr):
 
 @triton.jit
 def _forward_kernel(
-    x_ptr, w_ptr, b_ptr, y_ptr, mean_ptr, rstd_ptr, N, H, D,
+    x_ptr, w_ptr, b_ptr, y_ptr, stats_ptr, N, H, D,
     eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_B: tl.constexpr, PER_HEAD: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -105,14 +105,14 @@ def _forward_kernel(
         y *= _gain(tl.load(w_ptr + at, mask=cols < D, other=0.0), OFFSET)
     if HAS_B:
         y += tl.load(b_ptr + at, mask=cols < D, other=0.0).to(tl.float32)
-    tl.store(mean_ptr + rows, mean, mask=rows < N)
-    tl.store(rstd_ptr + rows, rstd, mask=rows < N)
+    tl.store(stats_ptr + rows, mean, mask=rows < N)
+    tl.store(stats_ptr + N + rows, rstd, mask=rows < N)
     tl.store(y_ptr + rows * D + cols, y, mask=mask)
 
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, x_ptr, w_ptr, mean_ptr, rstd_ptr, dx_ptr, partial_ptr, N, H, D,
+    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, N, H, D,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
@@ -129,8 +129,8 @@ def _backward_kernel(
         at = rows * D + cols
         x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
-        mean = tl.load(mean_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        mean = tl.load(stats_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        rstd = tl.load(stats_ptr + N + rows, mask=rows < N, other=0.0)  # [N, 1]
         dx_hat = dy  # 0 past D: x_hat there does not count
         if HAS_W:
             dx_hat = dy * _gain(tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0), OFFSET)
@@ -161,10 +161,10 @@ def _backward_kernel(
 
 def _launch_forward(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:
     x_ND = packed_rows(x)
     N, D = x_ND.shape
-    y, mean_N, rstd_N = _fake_forward(x, w, b, eps, offset, H)
+    y, stats_2N = _fake_forward(x, w, b, eps, offset, H)
     if x_ND.numel():
         BLOCK_D = next_power_of_2(D)
         config = tuned("layer_norm.forward", N, BLOCK_D, x.device)
@@ -172,22 +172,21 @@ def _launch_forward(
             launch(
                 _forward_kernel, (ceil_div(N, config.rows),),
                 x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
-                y_ptr=y, mean_ptr=mean_N, rstd_ptr=rstd_N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
+                y_ptr=y, stats_ptr=stats_2N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
                 HAS_W=w is not None, HAS_B=b is not None, PER_HEAD=H > 1, BLOCK_N=config.rows, BLOCK_D=BLOCK_D,
                 num_warps=config.warps,
             )  # fmt: skip
-    return y, mean_N, rstd_N
+    return y, stats_2N
 
 
 def _fake_forward(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    mean_N, rstd_N = (x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in range(2))
-    return x.new_empty(x.shape), mean_N, rstd_N
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(2, *x.shape[:-1], dtype=torch.float32)  # mean and rstd of each row
 
 
 def _launch_backward(
-    dy: Tensor, x: Tensor, w: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     x_ND = packed_rows(x)
@@ -201,8 +200,8 @@ def _launch_backward(
         with launching("layer_norm", x):
             launch(
                 _backward_kernel, (P, H),
-                dy_ptr=packed_rows(dy), x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), mean_ptr=mean_N,
-                rstd_ptr=rstd_N, dx_ptr=dx, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
+                dy_ptr=packed_rows(dy), x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(),
+                stats_ptr=stats_2N, dx_ptr=dx, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
                 NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
                 RELOAD=config.reload, num_warps=config.warps,
             )  # fmt: skip
@@ -210,7 +209,7 @@ def _launch_backward(
 
 
 def _fake_backward(
-    dy: Tensor, x: Tensor, w: Tensor | None, mean_N: Tensor, rstd_N: Tensor,
+    dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     return x.new_empty(x.shape), x.new_empty(need_dw + need_db, H * x.shape[-1])
@@ -219,18 +218,18 @@ def _fake_backward(
 def _save(
     ctx: Any,
     inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int, int],
-    output: tuple[Tensor, Tensor, Tensor],
+    output: tuple[Tensor, Tensor],
 ) -> None:
     x, w, b, _, ctx.offset, ctx.H = inputs
     ctx.rows_shape = None if w is None and b is None else (w if b is None else b).shape  # type: ignore[union-attr]
-    ctx.save_for_backward(x, w, output[1], output[2])
+    ctx.save_for_backward(x, w, output[1])
 
 
-def _differentiate(ctx: Any, dy: Tensor, _dmean: None, _drstd: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: Tensor, _dstats: None) -> tuple[Tensor | None, ...]:
     _, need_dw, need_db, *_ = ctx.needs_input_grad
     dx, dw_db = _backward(dy, *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
-    dw, db = (dw_db[i].view(ctx.rows_shape) if need else None for i, need in ((0, need_dw), (-1, need_db)))
-    return dx, dw, db, None, None, None
+    rows = iter(dw_db.view(-1, *ctx.rows_shape).unbind() if need_dw or need_db else ())
+    return dx, next(rows) if need_dw else None, next(rows) if need_db else None, None, None, None
 
 
 _backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)

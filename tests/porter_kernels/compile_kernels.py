@@ -81,7 +81,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
     "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
 }
-FLOAT32_POINTERS = ("mean_ptr", "rstd_ptr", "dw_ptr", "partial_ptr")
+FLOAT32_POINTERS = ("mean_ptr", "stats_ptr", "rstd_ptr", "dw_ptr", "partial_ptr")
 
 
 def find_kernels() -> dict[str, JITFunction]:
