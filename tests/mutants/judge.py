@@ -41,24 +41,40 @@ def survey(tree: Path, cache_file: Path, mutants: Sequence[Mutant]) -> dict[str,
 
     A test that fails as it is can tell nothing about a mutant: it is left out.
     """
-    kernels = digest(*(p.read_text() for p in sorted((tree / PACKAGE).rglob("*.py"))))
-    shared = digest(kernels, *(p.read_text() for p in sorted((tree / TESTS).rglob("*.py")) if "test_" not in p.name))
     cached = json.loads(cache_file.read_text()) if cache_file.exists() else {}
     known: dict[str, Known] = {}
     for path in sorted((tree / TESTS).rglob("test_*.py")):
         if not _mentions(path, tree, mutants):
             continue
-        file, key = str(path.relative_to(tree)), digest(shared, path.read_text())
-        if cached.get(file, {}).get("key") != key:
+        file = str(path.relative_to(tree))
+        if not _holds(cached.get(file), path, tree):
             print(f"{file}: which lines its tests execute", file=sys.stderr)
             outcome = run_tests(tree, [file], None)
             if outcome.verdict != "passed":
                 print(f"{file}: without any mutant, {outcome.test} fails: {outcome.why}", file=sys.stderr)
-            cached[file] = {"key": key, "tests": outcome.reports}
+            executed = {kernel for entry in outcome.reports.values() for kernel in entry["lines"]}
+            texts = {str(p.relative_to(tree)): digest(p.read_text()) for p in _helpers(path, tree)}
+            texts |= {kernel: digest((tree / kernel).read_text()) for kernel in executed}
+            cached[file] = {"texts": texts, "tests": outcome.reports}
             cache_file.parent.mkdir(parents=True, exist_ok=True)
             cache_file.write_text(json.dumps(cached))
         known |= _read_survey(file, path.read_text(), cached[file]["tests"])
     return known
+
+
+def _holds(entry: dict[str, Any] | None, path: Path, tree: Path) -> bool:
+    """Whether a survey of a test file still says what its tests execute."""
+    if entry is None or not {str(p.relative_to(tree)) for p in _helpers(path, tree)} <= entry["texts"].keys():
+        return False
+    texts = {tree / file: text for file, text in entry["texts"].items()}
+    return all(file.exists() and digest(file.read_text()) == text for file, text in texts.items())
+
+
+def _helpers(path: Path, tree: Path) -> list[Path]:
+    """A test file, its conftest files, and modules of tests that any of these name."""
+    own = [path, *(folder / "conftest.py" for folder in path.parents if (folder / "conftest.py").exists())]
+    text = " ".join(p.read_text() for p in own)
+    return own + [p for p in (tree / TESTS).rglob("*.py") if p not in own and f"porter_kernels.{p.stem} import" in text]
 
 
 def _mentions(path: Path, tree: Path, mutants: Iterable[Mutant]) -> bool:
@@ -121,9 +137,9 @@ class Judge:
         order = {}
         for test in sorted(chosen, key=lambda test: self.known[test].seconds):
             function = test.split("[")[0]
-            compares = "matches" not in function
+            telling = "matches" in function or (mutant.kind == "cast" and "offsets" in function)
             kills = -self.kills[mutant.function, test], -self.kills["", test]
-            order[test] = *kills, compares, ranks[function], len(order)
+            order[test] = *kills, not telling, ranks[function], len(order)
             ranks[function] += 1
         return sorted(chosen, key=lambda test: order[test]) + sorted(hidden, key=lambda t: self.known[t].seconds)
 
