@@ -40,6 +40,19 @@ GLU = {
     "INTERLEAVED": False, "BLOCK_N": 1, "BLOCK_F": 512,
 }  # fmt: skip
 GPT_OSS = {"INTERLEAVED": True, "up_ptr": None, "ALPHA": 1.702, "LIMIT": 7.0, "UP_OFFSET": 1.0}
+LOSS = {
+    "IGNORE": -100, "SMOOTHING": 0.0, "Z_LOSS": 0.0, "CAP": 0.0, "SCALE": 1.0, "HAS_WEIGHT": False,
+    "HAS_FACTOR": False, "HAS_DENOMINATOR": True, "HAS_UPSTREAM": True, "HAS_LOG_TOTAL": True, "KEEP_AT_ONE": True,
+    "ENTROPY": False, "ARGMAX": False, "BLOCK_N": 1, "BLOCK_V": 8192, "BLOCK_C": 16, "STAGES": 1,
+    "weight_ptr": None, "weight_sum_ptr": None, "factor_ptr": None,
+}  # fmt: skip
+LOSS_OPTIONS = {
+    name: value for name, value in LOSS.items() if value is not None
+} | {
+    "SMOOTHING": 0.1, "Z_LOSS": 1e-4, "CAP": 30.0, "SCALE": 0.5, "HAS_WEIGHT": True, "HAS_FACTOR": True,
+    "HAS_LOG_TOTAL": False, "KEEP_AT_ONE": False, "ENTROPY": True, "ARGMAX": True, "BLOCK_V": 2048, "BLOCK_C": 128,
+}  # fmt: skip
+LOSSES = [LOSS, LOSS | {"SMOOTHING": 0.1}, LOSS_OPTIONS, LOSS_OPTIONS | {"BLOCK_N": 32, "BLOCK_V": 64, "BLOCK_C": 1}]
 VARIANTS: dict[str, list[dict[str, object]]] = {
     "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
     "rms_norm._backward_kernel": [
@@ -77,11 +90,22 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         GLU | GPT_OSS | {"dup_ptr": None},
         GLU | {"LIMIT": 16.0, "CLAMP_ACT": True},
     ],
+    "cross_entropy.kernels._partials_kernel": LOSSES,
+    "cross_entropy.kernels._results_kernel": LOSSES,
+    "cross_entropy.kernels._gradient_kernel": LOSSES,
+    "cross_entropy.kernels._loss_and_gradient_kernel": LOSSES,
+    "cross_entropy.kernels._denominator_kernel": [LOSS | {"BLOCK": 8192}, LOSS_OPTIONS | {"BLOCK": 8192}],
+    "cross_entropy.kernels._total_kernel": [LOSS | {"BLOCK": 8192}, LOSS_OPTIONS | {"BLOCK": 8192}],
+    "cross_entropy.kernels._scale_kernel": [LOSS],
     "column_sums._sum_kernel": [{"BLOCK_P": 64, "BLOCK_D": 32}],
     "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
     "softcap._backward_kernel": [{"cap": 30.0, "BLOCK": 2048}],
 }
-FLOAT32_POINTERS = ("mean_ptr", "stats_ptr", "rstd_ptr", "dw_ptr", "partial_ptr")
+FLOAT32_POINTERS = (
+    "mean_ptr", "stats_ptr", "rstd_ptr", "dw_ptr", "partial_ptr", "weight_ptr", "weight_sum_ptr", "factor_ptr",
+    "denominator_ptr", "upstream_ptr", "peak_ptr", "log_total_ptr", "partials_ptr", "results_ptr", "loss_ptr",
+)  # fmt: skip
+OTHER_POINTERS = {"target_ptr": "*i64", "correct_ptr": "*i1"}
 
 
 def find_kernels() -> dict[str, JITFunction]:
@@ -102,11 +126,13 @@ def compile_kernel(kernel: JITFunction, constants: dict[str, object], architectu
         if name in constants:
             signature[name], constexprs[(i,)] = "constexpr", constants[name]
         elif name.endswith("_ptr"):
-            signature[name] = "*fp32" if name in FLOAT32_POINTERS else "*bf16"
+            signature[name] = "*fp32" if name in FLOAT32_POINTERS else OTHER_POINTERS.get(name, "*bf16")
         else:
             signature[name] = "i32"
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
-    tile = math.prod(int(str(n)) for name, n in constants.items() if name in ("BLOCK_N", "BLOCK_D", "BLOCK_F", "BLOCK"))
+    tile = math.prod(
+        int(str(n)) for name, n in constants.items() if name in ("BLOCK_N", "BLOCK_D", "BLOCK_F", "BLOCK_V", "BLOCK")
+    )
     options = {"num_warps": max(num_warps(tile), 4)}
     compiled: dict[str, str] = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options).asm
     return compiled

@@ -1,6 +1,7 @@
 """Every fused op, run eagerly, keeps autograd's contract; to whoever traces it is one node of torch.library."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.glu import activation, glu, packed_glu
 from porter_kernels.layer_norm import layer_norm
 from porter_kernels.rms_norm import rms_norm
@@ -22,6 +24,12 @@ def rotate(q: Tensor, k: Tensor) -> Tensor:
     return torch.cat(rope(q.view(1, 1, 4, 6), k.view(1, 1, 4, 6), cos, sin, style="half"))
 
 
+def loss(logits: Tensor, reduction: Literal["mean", "none"]) -> Tensor:
+    loss = cross_entropy(logits, torch.arange(4, device=logits.device), reduction=reduction)
+    assert isinstance(loss, Tensor)
+    return loss
+
+
 OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "rms_norm": lambda x, y: rms_norm(x, y[0], 1e-2),
     "layer_norm": lambda x, y: layer_norm(x, y[0], y[1], 1e-2),
@@ -30,6 +38,8 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "activation": lambda x, y: activation(x, act="gelu") + y,
     "packed_glu": lambda x, y: packed_glu(x, act="silu", layout="interleaved", limit=1.0) + y[:, ::2],
     "softcap": lambda x, y: softcap(x, 2.0) + y,
+    "cross_entropy": lambda x, y: loss(x, "mean") + y,
+    "cross_entropy of rows": lambda x, y: loss(x, "none")[:, None] + y,
 }
 
 

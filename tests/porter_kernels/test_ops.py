@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels import layer_norm, rms_norm, rope, softcap
+from porter_kernels.cross_entropy import op as cross_entropy_op
 from porter_kernels.glu import op as glu_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -19,6 +20,7 @@ def heads_last(*shape: int) -> Tensor:
     return leaf(*shape).detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
 
 
+TARGET, WEIGHT = torch.tensor([1, -100, 5, 0], device=DEVICE), torch.tensor([0.5, 1, 2, 3, 4, 5], device=DEVICE)
 CALLS = {
     "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), None, leaf(6), 1e-6, 1)),
     "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, None, 1e-6, 0)),
@@ -32,6 +34,18 @@ CALLS = {
     "glu": lambda: (glu_op._forward, (leaf(4, 6), leaf(4, 6), "silu", 1.702, 7.0, False, 1.0)),
     "activation": lambda: (glu_op._forward, (leaf(4, 6), None, "gelu", None, None, False, 0.0)),
     "packed_glu": lambda: (glu_op._packed_forward, (leaf(4, 6), "interleaved", "silu", None, None, False, 0.0)),
+    "cross_entropy": lambda: (
+        cross_entropy_op._loss,
+        (leaf(4, 6), TARGET, None, None, None, "mean", True, -100, 0.0, 0.0, None, 1.0),
+    ),
+    "cross_entropy of rows": lambda: (
+        cross_entropy_op._loss,
+        (leaf(4, 6), TARGET, WEIGHT[:6], WEIGHT[:4], None, "none", False, -100, 0.1, 0.01, 3.0, 0.5),
+    ),
+    "cross_entropy a number of items": lambda: (
+        cross_entropy_op._loss,
+        (leaf(4, 6), TARGET, None, None, WEIGHT[0], "sum", False, -100, 0.0, 0.0, None, 1.0),
+    ),
     "softcap": lambda: (softcap._forward, (leaf(4, 6), 2.0)),
 }
 
