@@ -24,6 +24,7 @@ from porter_kernels.launch import (
 )
 
 ROOT = Path(__file__).resolve().parents[2]
+OPS = "rms_norm", "glu", "softcap", "cross_entropy"
 REFERENCES = """
 import sys, torch
 {before}
@@ -35,10 +36,12 @@ from porter_kernels.rope import rope_reference
 from porter_kernels.rope_tables import rope_tables
 from porter_kernels.glu import glu, glu_reference
 from porter_kernels.softcap import softcap, softcap_reference
-x = torch.ones(2, 4)
+from porter_kernels.cross_entropy import cross_entropy, cross_entropy_reference
+x, target = torch.ones(2, 4), torch.ones(2, 4, dtype=torch.int64)
 rms_norm_reference(x, x[0], 1e-6, math="cast_then_scale"), layer_norm_reference(x, None, None, 1e-5, math="fused")
-glu_reference(x, x, act="silu"), softcap_reference(x, 1.0)
-for launch in (lambda: rms_norm(x, x[0], 1e-6), lambda: glu(x, x, act="silu"), lambda: softcap(x, 1.0)):
+glu_reference(x, x, act="silu"), softcap_reference(x, 1.0), cross_entropy_reference(x, target[0, :2])
+rows = lambda: cross_entropy(x[:, None].expand(2, 4, 4), target, reduction="none")
+for launch in (lambda: rms_norm(x, x[0], 1e-6), lambda: glu(x, x, act="silu"), lambda: softcap(x, 1.0), rows):
     try:
         print(launch().shape)
     except ValueError as error:
@@ -47,7 +50,7 @@ for launch in (lambda: rms_norm(x, x[0], 1e-6), lambda: glu(x, x, act="silu"), l
 
 
 def run_without_gpu(before: str) -> list[str]:
-    """What a fresh process prints: whether it interprets, then the result or error of three launches."""
+    """What a fresh process prints: whether it interprets, then the result or error of each launch."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "kernels"), "CUDA_VISIBLE_DEVICES": ""}
     environment.pop("TRITON_INTERPRET", None)
     script = REFERENCES.format(before=before)
@@ -59,13 +62,13 @@ def run_without_gpu(before: str) -> list[str]:
 
 
 def test_interpreter_is_switched_on_in_time() -> None:
-    assert run_without_gpu(before="") == ["True", *["torch.Size([2, 4])"] * 3]
+    assert run_without_gpu(before="") == ["True", *["torch.Size([2, 4])"] * len(OPS)]
 
 
 def test_without_triton_a_launch_says_what_to_install() -> None:
     interpreting, *errors = run_without_gpu(before="sys.modules['triton'] = None")  # import triton raises ImportError
     assert interpreting == "False"
-    for op, error in zip(("rms_norm", "glu", "softcap"), errors, strict=True):
+    for op, error in zip(OPS, errors, strict=True):
         assert error.startswith(f"{op}: triton is not installed, expected it to launch the kernel. Install it with pip")
         assert error.endswith(f"call {op}_reference.")
 
@@ -73,7 +76,7 @@ def test_without_triton_a_launch_says_what_to_install() -> None:
 def test_on_a_cpu_that_compiles_a_launch_says_what_to_call() -> None:
     interpreting, *errors = run_without_gpu(before="import triton")
     assert interpreting == "False"
-    for op, error in zip(("rms_norm", "glu", "softcap"), errors, strict=True):
+    for op, error in zip(OPS, errors, strict=True):
         assert error.startswith(f"{op}: x is on cpu, expected a CUDA device")
         assert "use_interpreter_on_cpu() before triton is imported" in error
         assert error.endswith(f"call {op}_reference.")
