@@ -30,6 +30,7 @@ REFUSALS: dict[Backend, dict[str, str]] = {  # in order of preference
     "flex": {
         "cpu": "flex_attention has no gradient there",
         "float64": "flex_attention does not compile",
+        "narrow": "its products need heads of 16 features or more",
         "sinks": "it would need the log-sum-exp and its gradient, and no model has both a cap and sinks",
     },
     "plain": {},  # at the price of T x S scores in memory

@@ -133,6 +133,17 @@ def test_strided_input(style: Style, generator: torch.Generator) -> None:
         assert torch.equal(a, b)
 
 
+def test_the_second_product_is_rounded_and_the_first_is_not(generator: torch.Generator) -> None:
+    """Compiled or not, for all strides: left to a compiler, which product is fused into the sum follows the layout."""
+    (q,), (cos, sin) = draw(generator, torch.float32, (2, 3, 5, 8)), tables(torch.arange(5), 8)
+    a, b = q.double().chunk(2, dim=-1)
+    rounded = [(x * sin).float().double() for x in (b, a)]
+    bits = torch.cat((a * cos - rounded[0], b * cos + rounded[1]), dim=-1).float()
+    assert torch.equal(rope(q, None, cos, sin, style="half")[0], bits)
+    spread = torch.stack((q, q), dim=-1)[..., 0]
+    assert torch.equal(rope(spread, None, cos, sin, style="half")[0], bits)
+
+
 @pytest.mark.parametrize("frozen", [(True, False), (False, True)], ids=str)
 def test_frozen_inputs(frozen: tuple[bool, bool], generator: torch.Generator) -> None:
     cos, sin = tables(torch.arange(3), 8)
