@@ -40,7 +40,7 @@ def targets(*values: int) -> Tensor:
 @pytest.mark.parametrize("p", [0.9, 0.99, 0.999, 0.9999])
 def test_the_gradient_of_a_confident_target_keeps_its_digits(p: float) -> None:
     """#1329: p - 1 of a p rounded to bfloat16 was off by 2, 20 and 100 %."""
-    V = 1000
+    V = 40
     logits = torch.zeros(3, V, device=DEVICE)
     logits[:, 7] = torch.tensor(p / (1 - p) * (V - 1)).log()
     logits = (logits + torch.tensor([[0.0], [-30.0], [30.0]], device=DEVICE)).bfloat16().requires_grad_()
@@ -203,8 +203,8 @@ def test_z_loss_has_its_gradient() -> None:
 
 def test_the_mean_of_bfloat16_rows_is_float32() -> None:
     """Live in 0.8.5: the loss of each row was rounded to bfloat16, their mean 0.33 % off."""
-    x = (4 * randn(64, 37)).bfloat16()
-    target = torch.arange(64, device=DEVICE) % 37
+    x = (4 * randn(16, 37)).bfloat16()
+    target = torch.arange(16, device=DEVICE)
     truth = F.cross_entropy(x.double(), target)
     for grad in (False, True):
         loss = loss_of(x.requires_grad_(grad), target).detach()
@@ -222,11 +222,11 @@ def test_a_second_backward_is_the_first(upstream: float) -> None:
 
 def test_accumulated_batches_make_up_the_whole_one() -> None:
     """#802, #322: num_items_in_batch was ignored, so the loss grew with the number of steps."""
-    x, target = randn(8, 3, 37).requires_grad_(), torch.arange(24, device=DEVICE).view(8, 3)
-    target[2:4, 1:] = -100
+    x, target = randn(4, 3, 37).requires_grad_(), torch.arange(12, device=DEVICE).view(4, 3)
+    target[2, 1:] = -100
     items = (target != -100).sum()
     whole = loss_of(x, target)
-    parts = [loss_of(x[i], target[i], num_items=items) for i in range(8)]
+    parts = [loss_of(x[i], target[i], num_items=items) for i in range(4)]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-6, atol=0)
     gradients = [torch.autograd.grad(loss, x)[0] for loss in (whole, sum(parts))]
     torch.testing.assert_close(*gradients, rtol=1e-6, atol=1e-9)
