@@ -124,6 +124,7 @@ def choose_backend(q: Tensor, *, softcap: float | None, sinks: Tensor | None) ->
         "sinks": sinks is not None,
         "cpu": q.device.type != "cuda",
         "float64": q.dtype == torch.float64,
+        "narrow": q.shape[-1] < 16,
     }
     for backend, refused in REFUSALS.items():  # a loop, since torch 2.11 traces no generator here
         if not any([needs[name] for name in refused]):  # noqa: C419
