@@ -1,5 +1,6 @@
 """Mistakes that other libraries' cross entropies made, or make, as tests. Numbers are Liger-Kernel's issues."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from porter_kernels.accuracy import excess
-from porter_kernels.cross_entropy import LossOptions, cross_entropy, loss_and_gradient_
+from porter_kernels.cross_entropy import LossOptions, cross_entropy, loss_and_gradient_, rows, scale_
 from tests.porter_kernels.cross_entropy.conftest import cut_small
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -247,23 +248,27 @@ def test_compiled_repeats_have_the_eager_bits() -> None:
         assert torch.equal(loss, truth[0]) and torch.equal(torch.autograd.grad(loss, x)[0], truth[1])
 
 
-needs_gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU's memory")
-
-
-@needs_gpu
-def test_rows_further_apart_than_int32(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("split", [False, True], ids="split={}".format)
+def test_rows_further_apart_than_int32(split: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """#803, #804, #1246: row * stride beyond 2**31 wrapped around."""
-    monkeypatch.undo()
-    V, stride = 5000, 2**30
-    memory = torch.empty(2 * stride + V, dtype=torch.bfloat16, device=DEVICE)
+    monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", 10**6 if split else 0)
+    V, stride = 37, 2**30
+    size = 2 * stride + V
+    if DEVICE == "cuda":
+        memory = torch.empty(size, dtype=torch.bfloat16, device=DEVICE)
+    else:  # a file with holes, of which a few bytes are touched
+        memory = torch.from_file(str(tmp_path / "holes"), shared=True, size=size, dtype=torch.bfloat16)
     far = memory.as_strided((3, V), (stride, 1))
     far.copy_(randn(3, V))
     near, target = far.clone(), targets(1, 2, 3)
     outcomes = [loss_and_gradient_(x, target, None, None, None, LossOptions(), x) for x in (far, near)]
     assert torch.equal(far, near) and torch.equal(outcomes[0].loss_N, outcomes[1].loss_N)
+    scaled = near * 0.5
+    scale_(far, torch.tensor(0.5, device=DEVICE))
+    assert torch.equal(far, scaled)
 
 
-@needs_gpu
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU's memory")
 def test_more_logits_than_int32_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same of one dense tensor: 17000 rows of Llama 3's vocabulary."""
     monkeypatch.undo()
