@@ -90,10 +90,15 @@ def check_options(
 
 
 def check_overwritable(op: str, logits: Tensor) -> None:
-    """Raises ValueError where autograd forbids that the gradient overwrites the logits."""
+    """Raises ValueError where autograd forbids that the gradient overwrites the logits, or it would vanish."""
     base = logits if logits._base is None else logits._base
     if base.is_leaf and base.requires_grad:
         raise ValueError(
             f"{op}: inplace=True would overwrite a leaf that requires a gradient, expected logits that a model "
             f"computed. Leave inplace out."
+        )
+    if logits.dtype == torch.float16:
+        raise ValueError(
+            f"{op}: inplace=True with logits in float16, expected bfloat16 or float32: the gradient is rounded before "
+            f"a scaled loss (torch.amp.GradScaler) could keep it from vanishing. Leave inplace out."
         )

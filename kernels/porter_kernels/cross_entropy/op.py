@@ -146,7 +146,7 @@ class _LossWithGradient(torch.autograd.Function):
             if d_logits_NV is None:
                 raise RuntimeError(
                     "cross_entropy: a second backward through inplace=True, expected one: the first gave the logits' "
-                    "memory away. Leave inplace out, or retain_graph."
+                    "memory away. Leave out inplace or retain_graph."
                 )
             scale_(d_logits_NV, d_loss)
             return d_logits_NV, *[None] * 8
@@ -224,7 +224,7 @@ def cross_entropy(
 
     Raises:
         ValueError: a shape, dtype, device or option does not fit; weight or token_weight requires a gradient; inplace
-            with reduction "none" or with a leaf that requires one.
+            with reduction "none", a leaf that requires one, or float16.
     """
     check_tensors("cross_entropy", logits, target, weight, token_weight)
     check_options("cross_entropy", reduction, label_smoothing, softcap, logit_scale, num_items)

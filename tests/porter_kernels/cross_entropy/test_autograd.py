@@ -38,6 +38,17 @@ def test_each_backward_has_its_own_upstream_gradient(generator: torch.Generator)
 
 
 @pytest.mark.usefixtures("small_cuts")
+def test_a_scaled_loss_keeps_gradients_that_float16_would_lose(generator: torch.Generator) -> None:
+    case, logits = small(generator, "plain", torch.float16)
+    case.options["num_items"] = 10**8
+    loss, d_loss = case.loss(logits), torch.tensor(2.0**16, device=DEVICE)
+    wide = logits.detach().float().requires_grad_()
+    (truth,) = torch.autograd.grad(case.loss(wide), wide, d_loss)
+    assert not torch.autograd.grad(loss, logits, retain_graph=True)[0].any()
+    assert torch.equal(torch.autograd.grad(loss, logits, d_loss)[0], truth.half())
+
+
+@pytest.mark.usefixtures("small_cuts")
 def test_an_upstream_gradient_is_rounded_once(generator: torch.Generator) -> None:
     case, logits = small(generator, "plain", torch.bfloat16)
     wide = logits.detach().float().requires_grad_()

@@ -86,6 +86,12 @@ def test_a_leaf_is_refused_and_left_alone(generator: torch.Generator) -> None:
     assert torch.equal(leaf, case.logits)
 
 
+def test_float16_is_refused_since_a_scaled_loss_comes_too_late(generator: torch.Generator) -> None:
+    case, x = small(generator, "plain", torch.float16)
+    with pytest.raises(ValueError, match=r"inplace=True with logits in float16, expected bfloat16 or float32"):
+        case.loss(x * 1.0, inplace=True)
+
+
 def test_nothing_is_overwritten_where_no_gradient_is_needed(generator: torch.Generator) -> None:
     case, leaf = small(generator, "plain")
     case.loss(leaf.detach(), inplace=True)
