@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "smoothing and weight": {"label_smoothing": 0.2, "weight": True},
     "z_loss": {"z_loss": 0.03},
     "softcap": {"softcap": 2.0},
+    "softcap beyond the logits": {"softcap": 30.0},
     "logit_scale": {"logit_scale": 0.25},
     "num_items": {"num_items": 7},
     "ignore_index": {"ignore_index": 0},
@@ -91,7 +92,8 @@ class Scales:
 def measure_scales(case: Case, d_loss: Tensor) -> Scales:
     """What `excess` takes as the scale of each result.
 
-    A log-sum-exp is as exact as the largest transformed logit, and a probability is off by that times itself.
+    A log-sum-exp is as exact as the largest transformed logit, which is as exact as the cap, and a probability is off
+    by that times itself.
     """
     options = case.options
     V, ignore = case.logits.shape[-1], options.get("ignore_index", -100)
@@ -104,7 +106,7 @@ def measure_scales(case: Case, d_loss: Tensor) -> Scales:
     weight = options["weight"].double() if "weight" in options else torch.ones(V, dtype=torch.float64, device=DEVICE)
     target = case.target.where(counts, 0)
     eps, z = options.get("label_smoothing", 0.0), options.get("z_loss", 0.0)
-    largest = x.masked_fill(x == -torch.inf, 0).abs().amax(-1).clamp(min=1.0)
+    largest = x.masked_fill(x == -torch.inf, 0).abs().amax(-1).clamp(min=cap or 1.0)
     lse = x.logsumexp(-1)
     row = (weight[target] + eps * weight.mean()) * 2 * largest + 2 * z * (lse.square() + lse.abs() * largest)
 
