@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from porter_kernels import column_sums as module
+from porter_kernels import launch
 from porter_kernels.accuracy import excess
 from porter_kernels.column_sums import column_sums
 
@@ -27,3 +28,10 @@ def test_matches_float64(
     if x.numel():
         assert excess(y, x.double().sum(0), shape[0], x.abs().max()) <= 1
     assert x.numel() or not y.any()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there it runs")
+def test_checks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "INTERPRETING", False)
+    with pytest.raises(ValueError, match="column_sums: x is on cpu, expected a CUDA device"):
+        column_sums(torch.ones(2, 2), torch.float32)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from porter_kernels import launch
 from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.glu import activation, glu, packed_glu
 from porter_kernels.layer_norm import layer_norm
@@ -95,3 +96,15 @@ def test_a_trace_sees_the_op(op: str, leaves: tuple[Tensor, Tensor]) -> None:
         fake = OPS[op](*(mode.from_tensor(x) for x in leaves))
     out = OPS[op](*leaves)
     assert (fake.shape, fake.dtype, fake.device.type) == (out.shape, out.dtype, out.device.type)
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="there a launch runs")
+@pytest.mark.parametrize("op", OPS)
+def test_every_launch_checks_its_device(
+    op: str, leaves: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = OPS[op](*leaves).sum()
+    monkeypatch.setattr(launch, "INTERPRETING", False)  # from here on a launch would compile
+    for launches in (out.backward, lambda: OPS[op](*leaves)):
+        with pytest.raises(ValueError, match="x is on cpu, expected a CUDA device, since Triton compiles"):
+            launches()
