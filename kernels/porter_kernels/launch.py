@@ -17,7 +17,7 @@ from torch import Tensor
 
 __all__ = [
     "Config", "as_rows", "block_size", "ceil_div", "launch", "launching", "next_power_of_2", "num_programs",
-    "num_warps", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
+    "num_rows", "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -176,6 +176,16 @@ def as_rows(x: Tensor) -> Tensor:
 def packed_rows(x: Tensor) -> Tensor:
     """as_rows, with nothing between the rows nor within them."""
     return x if x.ndim == 2 and x.is_contiguous() else as_rows(x).contiguous()
+
+
+def packed_like(x: Tensor) -> Tensor:
+    """Fresh memory of x's shape, nothing between elements; x.new_empty(x.shape) takes the host five times as long."""
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+def num_rows(x: Tensor) -> int:
+    """Rows of as_rows(x)."""
+    return math.prod(x.shape[:-1])
 
 
 @cache

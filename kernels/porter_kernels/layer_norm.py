@@ -22,6 +22,8 @@ from porter_kernels.launch import (
     launching,
     next_power_of_2,
     num_programs,
+    num_rows,
+    packed_like,
     packed_rows,
     tl,
     triton,
@@ -182,7 +184,7 @@ def _launch_forward(
 def _fake_forward(
     x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
 ) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(2, *x.shape[:-1], dtype=torch.float32)  # mean and rstd of each row
+    return packed_like(x), x.new_empty(2, num_rows(x), dtype=torch.float32)  # mean and rstd of each row
 
 
 def _launch_backward(
@@ -194,7 +196,7 @@ def _launch_backward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("layer_norm.backward", N // H, BLOCK_D, x.device)
     P = min(ceil_div(N // H, config.rows), max(config.programs * num_programs(x.device) // H, 1))
-    dx = x.new_empty(x.shape)
+    dx = packed_like(x)
     partial = x.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
     if x_ND.numel():
         with launching("layer_norm", x):
@@ -212,7 +214,7 @@ def _fake_backward(
     dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    return x.new_empty(x.shape), x.new_empty(need_dw + need_db, H * x.shape[-1])
+    return packed_like(x), x.new_empty(need_dw + need_db, H * x.shape[-1])
 
 
 def _save(

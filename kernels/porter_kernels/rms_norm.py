@@ -23,6 +23,8 @@ from porter_kernels.launch import (
     launching,
     next_power_of_2,
     num_programs,
+    num_rows,
+    packed_like,
     packed_rows,
     tl,
     triton,
@@ -107,6 +109,8 @@ def _backward_kernel(
         x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+        if HAS_DSUM:  # asked for before the reduction that the others wait for
+            dsum = tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
         dx_hat = dy
         if HAS_W:
             dx_hat = dy * (OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32))
@@ -121,7 +125,7 @@ def _backward_kernel(
         x_hat = x * rstd
         dx = (dx_hat - x_hat * mean_product) * rstd
         if HAS_DSUM:
-            dx += tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)
+            dx += dsum
         tl.store(dx_ptr + at, dx, mask=mask)
         if NEED_DW:
             dw += dy * x_hat if BLOCK_N == 1 else tl.sum(dy * x_hat, axis=0, keep_dims=True)
@@ -155,8 +159,8 @@ def _launch_forward(
 def _fake_forward(
     x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = x.new_empty(0 if residual is None else x.shape)
-    return x.new_empty(x.shape), total, x.new_empty(x.shape[:-1], dtype=torch.float32)
+    total = x.new_empty(0) if residual is None else packed_like(x)
+    return packed_like(x), total, x.new_empty(num_rows(x), dtype=torch.float32)
 
 
 def _launch_backward(
@@ -167,7 +171,7 @@ def _launch_backward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("rms_norm.backward", N, BLOCK_D, x.device)
     P = min(ceil_div(N, config.rows), config.programs * num_programs(x.device))
-    dx, dw_PD = x.new_empty(x.shape), x.new_empty(P if need_dw else 0, D, dtype=torch.float32)
+    dx, dw_PD = packed_like(x), x.new_empty(P if need_dw else 0, D, dtype=torch.float32)
     if x_ND.numel():
         with launching("rms_norm", x):
             launch(
@@ -184,7 +188,7 @@ def _launch_backward(
 def _fake_backward(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, w: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
-    return x.new_empty(x.shape), x.new_empty(x.shape[-1] if need_dw else 0)
+    return packed_like(x), x.new_empty(x.shape[-1] if need_dw else 0)
 
 
 def _save(

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from porter.bench.operators import draw_inputs
+from porter.bench.operators import Inputs, draw_inputs
 from porter.bench.providers.table import Function
 from porter.bench.truth import find_truth
 from porter.bench.worker import ProviderFailed, Worker, blamed, copy_all
@@ -76,3 +76,18 @@ def test_who_takes_too_long_is_stopped_even_if_it_catches_exceptions() -> None:
                 continue
     assert time.monotonic() - start < 3
     assert signal.getsignal(signal.SIGALRM) is before
+
+
+def test_forward_of_a_loss_is_timed_without_gradients() -> None:
+    """Else a provider that computes gradients in forward is charged for a backward that nobody asked for."""
+    seen = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.is_grad_enabled())
+        return x.sum()
+
+    x = torch.ones(3, requires_grad=True)
+    for d_outputs in ((), (torch.ones(()),)):
+        inputs = Inputs({"x": x}, ("x",), d_outputs)
+        Worker("someone", function, inputs, copy_all(inputs)).job(backward=False).run()
+    assert seen == [False, True]

@@ -66,7 +66,8 @@ def linear_cross_entropy(
         accumulate: what d_weight is summed in over chunks. "float32" rounds it once, whatever the chunks. "weight"
             saves the accumulator, 4 * V * H bytes, and rounds d_weight to its dtype after each chunk.
         drop_ignored: whether rows that do not count are left out of the products: saves their time and memory, and
-            waits for the device once to learn how many are left. None: unless a CUDA graph is being captured.
+            waits for the device once to learn how many are left. None: where the products are large enough to be worth
+            it and no CUDA graph is being captured.
         shift: whether position t is to predict target[..., t + 1], as transformers shifts labels; the last position
             then does not count. token_weight is shifted with target.
 

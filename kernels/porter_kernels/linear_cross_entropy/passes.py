@@ -23,6 +23,7 @@ from porter_kernels.linear_cross_entropy.chunks import choose_chunks, row_stride
 from porter_kernels.linear_cross_entropy.gradients import Gradients, HeadGradient, Need, multiply, project
 from porter_kernels.linear_cross_entropy.problem import Problem
 
+WORTH_A_WAIT = 2**38  # multiplications of a product: three such take an H200 2.4 ms, a wait about 0.2
 Place = slice | Tensor  # rows of a chunk: neighbours, or their indices
 
 
@@ -106,10 +107,16 @@ def walk(
 
 
 def kept_rows(problem: Problem) -> Tensor | None:
-    """Indices of the rows that count, or None for all. Waits for the device, which a graph being captured forbids."""
+    """Indices of the rows that count, or None for all. Finding them waits for the device.
+
+    Unless told, does so where the wait is short beside the products, and no graph is being captured, which forbids it.
+    """
     target_N, drop = problem.target_N, problem.drop_ignored
-    if drop is None:
-        drop = not (target_N.is_cuda and torch.cuda.is_current_stream_capturing())
+    if drop is None and target_N.is_cuda:
+        size = problem.hidden_NH.numel() * problem.weight_VH.shape[0]
+        drop = size >= WORTH_A_WAIT and not torch.cuda.is_current_stream_capturing()
+    elif drop is None:
+        drop = True
     if not drop:
         return None
     counts_N = target_N != problem.ignore_index

@@ -112,8 +112,8 @@ def state_problem(
         as_rows(hidden), weight, bias, target.reshape(-1).contiguous(),
         None if class_weight is None else class_weight.contiguous(),
         None if token_weight is None else token_weight.reshape(-1).contiguous(), divisor(num_items, hidden),
-        "sum" if num_items is not None else reduction, ignore_index, float(label_smoothing), float(z_loss), softcap,
-        float(logit_scale), stats, chunk_rows, byte_budget, accumulate, drop_ignored,
+        reduction, ignore_index, float(label_smoothing), float(z_loss), softcap, float(logit_scale), stats, chunk_rows,
+        byte_budget, accumulate, drop_ignored,
     )  # fmt: skip
 
 
