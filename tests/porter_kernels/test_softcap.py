@@ -57,7 +57,7 @@ def test_never_beyond_the_cap() -> None:
 
 def test_strided_and_empty_input(generator: torch.Generator) -> None:
     x = torch.randn(6, 10, generator=generator).to(DEVICE)
-    assert torch.equal(softcap(x.t()[::2], 2.0), softcap(x, 2.0).t()[::2])
+    assert torch.equal(softcap(x.t()[::2], 0.5), softcap(x, 0.5).t()[::2])
     empty = torch.zeros(0, 3, device=DEVICE, requires_grad=True)
     softcap(empty, 2.0).sum().backward()
     assert empty.grad.shape == (0, 3)
