@@ -81,7 +81,7 @@ def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **arguments: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, contract: bool = True, **arguments: Any) -> None:
     """kernel[grid](**arguments), within `launching`; a compiled kernel is found again in a third of Triton's time.
 
     Triton binds and specialises every argument of every launch, 35 us on the host of an H200. What its specialisation
@@ -91,6 +91,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **argument
         kernel: jitted; its constexpr parameters come last.
         grid: programs along each axis, at most 3.
         num_warps: of a program.
+        contract: whether a product and a sum may become one operation, rounded once. Which do is decided for each
+            kernel anew: without it, the same arithmetic has the same bits in two kernels.
         arguments: every parameter of the kernel by name.
     """
     if INTERPRETING:
@@ -98,7 +100,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **argument
         return
     num_values, in_order = _parameters.get(id(kernel)) or _note_parameters(kernel, arguments)
     values = in_order(arguments)
-    key: list[Any] = [id(kernel), torch.cuda.current_device(), num_warps, values[num_values:]]
+    key: list[Any] = [id(kernel), torch.cuda.current_device(), num_warps, contract, values[num_values:]]
     for value in values[:num_values]:
         if value is None:
             key.append(None)
@@ -109,7 +111,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, **argument
     where = tuple(key)
     compiled = _compiled.get(where)
     if compiled is None:
-        _compiled[where] = kernel[grid](*values, num_warps=num_warps)
+        _compiled[where] = kernel[grid](*values, num_warps=num_warps, enable_fp_fusion=contract)
     else:
         compiled[(*grid, 1, 1)[:3]](*values)
 

@@ -153,7 +153,7 @@ def _launch(
     q_out_BHTK, k_out_BGTK = torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
     if q_BHTK.numel() or k_BGTK.numel():
         names = ("q", "k", "q_out", "k_out")
-        strides = {
+        strides: dict[str, Any] = {
             f"{name}_stride_{axis}": x.stride(i)
             for name, x in zip(names, (q_BHTK, k_BGTK, q_out_BHTK, k_out_BGTK), strict=True)
             for i, axis in enumerate("bhtk")

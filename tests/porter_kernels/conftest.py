@@ -8,6 +8,12 @@ import torch
 from porter_kernels import launch
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cublas_has_its_context() -> None:
+    if torch.cuda.is_available():  # else autograd's thread, if it is the first to multiply, warns that there is none
+        torch.ones(1, 1, device="cuda") @ torch.ones(1, 1, device="cuda")
+
+
 @pytest.fixture(autouse=True)
 def nan_in_fresh_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # with fill_uninitialized_memory, torch's default

@@ -196,8 +196,8 @@ class FakeKernel:
         self.launched: list[tuple[tuple[int, ...], tuple[object, ...]]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        def compile_and_launch(*values: object, num_warps: int) -> object:
-            self.compiled.append((num_warps, *values))
+        def compile_and_launch(*values: object, num_warps: int, enable_fp_fusion: bool) -> object:
+            self.compiled.append((num_warps, enable_fp_fusion, *values))
             self.launched.append(((*grid, 1, 1)[:3], values))
             return self
 
@@ -232,7 +232,7 @@ def test_a_kernel_is_compiled_once_for_arguments_it_does_not_tell_apart(fake_ker
     "change",
     [
         {"x_ptr": torch.zeros(64, dtype=torch.bfloat16)}, {"x_ptr": torch.zeros(65)[1:]}, {"b_ptr": torch.zeros(64)},
-        {"n": 33}, {"n": 1}, {"n": 2**31}, {"BLOCK": 16}, {"num_warps": 8},
+        {"n": 33}, {"n": 1}, {"n": 2**31}, {"BLOCK": 16}, {"num_warps": 8}, {"contract": False},
     ],
     ids=str,
 )  # fmt: skip

@@ -1,4 +1,8 @@
-"""What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py."""
+"""What an item of the cross-entropy kernels does with its tile of rows and its chunk of columns; see kernels.py.
+
+Several kernels do the same item, and must have the same bits: they are compiled without contraction of products and
+sums, which would fall out differently in each, and where one rounding is worth having, tl.fma says so.
+"""
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from porter_kernels.elementary import LOG2_E, reciprocal
@@ -162,7 +166,7 @@ def write_gradient(
     at, mask = logits_ptr + rows * stride + cols, counts & (cols < V)
     raw = tl.load(at, mask=mask, other=float("-inf"), eviction_policy="evict_first")  # [N, V]
     x, slope = transform(raw.to(tl.float32), CAP, SCALE)
-    prob = tl.exp2((x - peak) * LOG2_E - log_total * LOG2_E)
+    prob = tl.exp2(tl.fma(x - peak, LOG2_E, log_total * -LOG2_E))
     hit = (1.0 - SMOOTHING) * weight  # [N, 1]
     mass = hit
     if SMOOTHING > 0.0:
@@ -173,7 +177,7 @@ def write_gradient(
         mass += 2.0 * Z_LOSS * (peak + log_total)
     label = tl.where(counts & exists, target - vocab_start, -1)
     label = tl.where(label < V, label, -1).to(tl.int32)  # 64 bits would double the comparisons of every element
-    dx = prob * mass - tl.where(cols == label, hit, 0.0)
+    dx = tl.fma(prob, mass, tl.where(cols == label, -hit, 0.0))
     if SMOOTHING > 0.0:
         share = SMOOTHING / vocab_size
         if HAS_WEIGHT:

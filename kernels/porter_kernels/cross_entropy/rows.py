@@ -141,7 +141,7 @@ def row_partials(
                 N=N, V=V, C=C, stride=logits_NV.stride(0), vocab_start=vocab_start,
                 weight_start=vocab_start if weight_V is not None and weight_V.shape[0] > V else 0,
                 **options.for_partials(), HAS_WEIGHT=weight_V is not None, ENTROPY=entropy, ARGMAX=argmax,
-                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
+                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps, contract=False,
             )  # fmt: skip
     return partials_NCS
 
@@ -178,7 +178,7 @@ def run_combine(
                 partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
                 results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, C=C, vocab_size=vocab_size,
                 **options.for_loss(), HAS_WEIGHT=weight_V is not None, BLOCK_N=BLOCK_N, BLOCK_C=next_power_of_2(C),
-                num_warps=num_warps,
+                num_warps=num_warps, contract=False,
             )  # fmt: skip
     return results
 
@@ -227,7 +227,7 @@ def logits_gradient_(
                 HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None,
                 HAS_DENOMINATOR=denominator is not None, HAS_UPSTREAM=upstream is not None,
                 HAS_LOG_TOTAL=log_total_N is not None, KEEP_AT_ONE=keep_at_one, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V,
-                num_warps=num_warps,
+                num_warps=num_warps, contract=False,
             )  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def run_loss_and_gradient_(
             stride=logits_NV.stride(0), out_stride=out.stride(0), **options.for_gradient(),
             HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None, HAS_DENOMINATOR=denominator is not None,
             ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
-            STAGES=TUNABLES["stages"], num_warps=num_warps,
+            STAGES=TUNABLES["stages"], num_warps=num_warps, contract=False,
         )  # fmt: skip
     return results
 

@@ -28,7 +28,9 @@ def _run(op: str, kernel: Any, tensors: dict[str, Tensor | None], interleaved: b
     length = width // 2 if interleaved else width
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    strides = {f"{name}_stride": 0 if dense or x is None else x.stride(0) for name, x in tensors.items() if name != "y"}
+    strides: dict[str, Any] = {
+        f"{name}_stride": 0 if dense or x is None else x.stride(0) for name, x in tensors.items() if name != "y"
+    }
     pointers: dict[str, Any] = {f"{name}_ptr": x for name, x in tensors.items()}
     with launching(op, gate):
         launch(
