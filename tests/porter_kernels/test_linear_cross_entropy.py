@@ -76,6 +76,16 @@ def test_an_upstream_gradient_scales(upstream: float, dtype: torch.dtype, genera
     assert_within_budget(run_case(linear_cross_entropy, case), case)
 
 
+def test_float16_gradients_survive_under_a_scaled_loss(generator: torch.Generator) -> None:
+    """Those of a mean lie below float16's smallest numbers; a GradScaler's factor must reach them before they round."""
+    logits = 3 * torch.randn(8, 32, generator=generator)  # an identity for a head: d_hidden is their gradient
+    case = Case(logits.half().to(DEVICE), torch.eye(32, dtype=torch.float16, device=DEVICE), torch.arange(8).to(DEVICE))
+    case = replace(case, upstream=torch.tensor(65536.0 / 8, device=DEVICE))
+    actual = run_case(linear_cross_entropy, case)
+    assert_within_budget(actual, case)
+    assert actual["hidden"].all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_and_columns_past_a_tile(dtype: torch.dtype, generator: torch.Generator, tile: int) -> None:
     V = 128 if tile == 512 else 700  # 4 rows a program, or all

@@ -11,7 +11,14 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from porter_kernels.linear_cross_entropy import autograd, linear_cross_entropy, problem
-from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, Case, draw, leaves_of, run_case
+from tests.porter_kernels.linear_cross_entropy_budget import (
+    DEVICE,
+    Case,
+    assert_within_budget,
+    draw,
+    leaves_of,
+    run_case,
+)
 
 NAMES = ("hidden", "weight", "bias")
 LATE = [torch.bfloat16, torch.float16]  # gradients computed in forward, and in backward
@@ -119,12 +126,22 @@ def test_a_head_that_is_the_embedding_too_gets_both_gradients(generator: torch.G
     ids=str,
 )
 def test_compiled_equals_eager(dtype: torch.dtype, options: dict[str, Any], generator: torch.Generator) -> None:
-    upstream = torch.randn(19, generator=generator) if "reduction" in options else torch.tensor(3.0)
+    upstream = torch.randn(19, generator=generator) if "reduction" in options else torch.tensor(-1.7)
     case = replace(draw(generator, dtype=dtype, **options), upstream=upstream.to(DEVICE)).walked(chunk_rows=12)
     torch._dynamo.reset()
     compiled = run_case(torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager"), case)
     for name, value in run_case(linear_cross_entropy, case).items():
         assert torch.equal(value, compiled[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+def test_compiled_statistics_equal_eager(generator: torch.Generator) -> None:
+    case = draw(generator)
+    compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
+    calls = [op(case.hidden, case.weight, case.target, stats=True) for op in (linear_cross_entropy, compiled)]
+    (loss, stats), (compiled_loss, compiled_stats) = calls
+    assert torch.equal(loss, compiled_loss) and type(stats) is type(compiled_stats)
+    assert all(torch.equal(a, b) for a, b in zip(stats, compiled_stats, strict=True))
 
 
 def arguments_of(case: Case, needed: tuple[bool, bool, bool], reduction: str) -> tuple[Any, ...]:
@@ -156,6 +173,26 @@ def test_a_trace_sees_the_op(generator: torch.Generator) -> None:
     with FakeTensorMode() as mode:
         fake = linear_cross_entropy(*map(mode.from_tensor, (case.hidden, case.weight, case.target)), reduction="none")
     assert (fake.shape, fake.dtype) == ((19,), torch.float32)
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="captures a CUDA graph")
+@pytest.mark.parametrize("reduction", REDUCTIONS)
+def test_a_captured_graph_replays_on_other_labels(reduction: str, generator: torch.Generator) -> None:
+    """Captured, nothing waits for the device: rows that do not count are multiplied too, and labels may change."""
+    case = draw(generator, dtype=torch.bfloat16).but(reduction=reduction).walked(chunk_rows=12)
+    leaves = leaves_of(case)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles the kernels of both ways
+        for drop in (True, False):
+            run_case(linear_cross_entropy, case.walked(drop_ignored=drop), leaves)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run_case(linear_cross_entropy, case, leaves)
+    case.target.copy_(torch.where(case.target == -100, 5, -100))
+    graph.replay()
+    assert_within_budget(captured, case)
 
 
 # --- autocast --------------------------------------------------------------------------------

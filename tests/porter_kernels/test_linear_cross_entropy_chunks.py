@@ -6,6 +6,8 @@ import torch
 from porter_kernels.accuracy import excess
 from porter_kernels.linear_cross_entropy import Chunks, choose_chunks, linear_cross_entropy
 from porter_kernels.linear_cross_entropy.chunks import row_stride
+from porter_kernels.linear_cross_entropy.passes import walk
+from porter_kernels.linear_cross_entropy.problem import state_problem
 from tests.porter_kernels.linear_cross_entropy_budget import (
     DEVICE,
     Case,
@@ -104,6 +106,21 @@ def test_rows_and_budget_are_one_or_the_other(options: dict[str, object]) -> Non
 
 def test_no_rows_make_no_chunks() -> None:
     assert choose(0).count == 0
+
+
+@pytest.mark.parametrize(("largest_slice", "chunks"), [(None, [256]), (10, [256]), (64, [128, 128])])
+def test_slices_of_a_vocabulary_are_walked_in_the_chunks_of_the_largest(
+    largest_slice: int | None, chunks: list[int], generator: torch.Generator
+) -> None:
+    case = draw(generator, N=256, H=1, V=10, ignored=0.0, bias=False)
+    problem = state_problem(
+        "op", case.hidden, case.weight, case.target, bias=None, class_weight=None, token_weight=None, ignore_index=-100,
+        reduction="mean", label_smoothing=0.0, z_loss=0.0, softcap=None, logit_scale=1.0, num_items=None, stats=False,
+        chunk_rows=None, byte_budget=50_000, accumulate="float32", drop_ignored=None, shift=False,
+    )  # fmt: skip
+    walked = []
+    walk(problem, problem.need, lambda logits_CV, at: walked.append(logits_CV.shape[0]), largest_slice=largest_slice)
+    assert walked == chunks
 
 
 @pytest.mark.parametrize(("V", "size", "stride"), [(128256, 2, 128256), (50257, 2, 50304), (5, 4, 32), (64, 2, 64)])

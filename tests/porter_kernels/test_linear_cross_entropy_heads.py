@@ -132,12 +132,16 @@ def test_reductions(options: dict[str, Any], shared: bool, generator: torch.Gene
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_some_heads_share(generator: torch.Generator) -> None:
+@pytest.mark.parametrize(("weights", "biases"), [("aba", "xyx"), ("aaa", "xyx"), ("aaa", "xxx")])
+def test_some_heads_share(weights: str, biases: str, generator: torch.Generator) -> None:
     heads = draw_heads(generator)
-    a, b = heads["weight"][:2]
-    losses = multi_head_linear_cross_entropy(heads["hidden"], [a, b, a], heads["target"])
-    for i, weight in enumerate((a, b, a)):
-        alone = linear_cross_entropy(heads["hidden"][i], weight, shifted(heads["target"], 1 + i))
+    weight, bias = (
+        [heads[name]["abxy".index(c) % 2] for c in of] for name, of in (("weight", weights), ("bias", biases))
+    )
+    losses = multi_head_linear_cross_entropy(heads["hidden"], weight, heads["target"], bias=bias)
+    for i in range(M):
+        target = shifted(heads["target"], 1 + i)
+        alone = linear_cross_entropy(heads["hidden"][i], weight[i], target, bias=bias[i])
         torch.testing.assert_close(losses[i], alone, rtol=1e-5, atol=1e-6)
 
 

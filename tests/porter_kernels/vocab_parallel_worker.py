@@ -17,10 +17,18 @@ from torch import Tensor
 
 import tests.conftest  # noqa: F401  lets Triton interpret, rightly in bfloat16, before an op is imported
 from porter_kernels import launch
+from porter_kernels.accuracy import excess
 from porter_kernels.cross_entropy import rows
 from porter_kernels.linear_cross_entropy import linear_cross_entropy, vocab_parallel_linear_cross_entropy
 from tests.porter_kernels.interpreter_speed import patch_once_a_launch
-from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, Case, assert_within_budget, draw, run_case
+from tests.porter_kernels.linear_cross_entropy_budget import (
+    DEVICE,
+    Case,
+    assert_within_budget,
+    draw,
+    run_case,
+    run_in_float64,
+)
 
 V = 37
 SIZES = {2: (20, 17), 3: (9, 18, 10)}  # unequal; where a chunk of columns has 16, also in chunks
@@ -42,6 +50,12 @@ def draw_unreduced(dtype: torch.dtype) -> Case:
     return Case(**vars(case) | {"upstream": torch.linspace(-2, 2, 9, device=DEVICE)})
 
 
+def draw_low() -> Case:
+    """Exponentials of these logits are 0 unless their maximum is taken off, also where a slice is filled up."""
+    case = draw(generate(), N=9)
+    return Case(**vars(case) | {"bias": case.bias - 200})
+
+
 CASES: dict[str, Callable[[], Case]] = {
     "float32": lambda: draw(generate()),
     "bfloat16 in chunks": lambda: draw(generate(), dtype=torch.bfloat16).walked(chunk_rows=12),
@@ -50,6 +64,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "unreduced": lambda: draw_unreduced(torch.bfloat16),
     "ignored rows kept": lambda: draw(generate(), N=9, reduction="sum").walked(drop_ignored=False),
     "an upstream gradient": lambda: Case(**vars(draw(generate(), N=9)) | {"upstream": torch.tensor(3.0).to(DEVICE)}),
+    "far below 0": draw_low,
     "no rows that count": lambda: draw(generate(), N=4, ignored=2.0, reduction="sum"),
 }
 
@@ -116,6 +131,18 @@ def check_frozen(group: Any) -> None:
         assert leaves[1 - trainable].grad is None
 
 
+def check_rounding(group: Any) -> None:
+    """d_hidden is rounded once: logits of 0 over 32 classes have gradients that are exact in bfloat16."""
+    sizes = {2: (20, 12), 3: (9, 15, 8)}[dist.get_world_size(group)]
+    weight = torch.randn(32, 12, generator=generate()).to(DEVICE, torch.bfloat16)
+    hidden = weight.new_zeros(6, 12).requires_grad_()
+    case = Case(hidden, weight, torch.arange(6, device=DEVICE), options={"reduction": "sum"})
+    vocab_parallel_linear_cross_entropy(
+        hidden, weight.split(sizes)[dist.get_rank(group)], case.target, group=group, reduction="sum"
+    ).backward()
+    assert excess(hidden.grad, run_in_float64(case)["hidden"], 32, weight.abs().max().double()) <= 1
+
+
 def check_refusals(group: Any) -> None:
     case, sizes, rank = draw(generate()), SIZES[dist.get_world_size(group)], dist.get_rank(group)
     shard = case.weight.split(sizes)[rank]
@@ -132,6 +159,7 @@ CHECKS: dict[str, Callable[[Any], None]] = {
     **{name: lambda group, case=case: check_case(case(), group) for name, case in CASES.items()},  # type: ignore[misc]
     "statistics": check_statistics,
     "frozen inputs": check_frozen,
+    "rounded once": check_rounding,
     "refusals": check_refusals,
 }
 IN_TWO = ("float32", "everything weighted", "statistics")

@@ -71,7 +71,7 @@ class VocabularySlice:
             partials_NCS = torch.cat((partials_NCS, nothing), dim=1)
         gathered_PNCS = partials_NCS.new_empty(P, N, most, S)
         dist.all_gather(list(gathered_PNCS.unbind()), partials_NCS, group=self.group)
-        return gathered_PNCS.transpose(0, 1).reshape(N, P * most, S)
+        return gathered_PNCS.transpose(0, 1).contiguous().view(N, P * most, S)  # of one chunk, reshape copies nothing
 
 
 def vocab_parallel_linear_cross_entropy(
