@@ -7,7 +7,8 @@ A reference casts where the models' own code casts, and stays in float64 when gi
 A kernel computes in float32 and rounds once, at the store; it runs on a GPU, or on a CPU in Triton's interpreter
 if `use_interpreter_on_cpu` was called before anything imported triton.
 
-Modules     rms_norm, layer_norm, rope, rope_tables, glu, softcap, attention, cross_entropy;
+Modules     rms_norm, layer_norm, rope, rope_tables, glu, softcap, attention, cross_entropy,
+            linear_cross_entropy;
             accuracy says how far a kernel may be off
 """
 
