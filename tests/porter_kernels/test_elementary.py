@@ -94,6 +94,13 @@ def test_nan_is_kept(function: str) -> None:
     assert value.isnan().all() and slope.isnan().all()
 
 
+def test_tanh_near_zero_is_within_a_step() -> None:
+    x = torch.linspace(-0.62, 0.62, 20001)  # where it is a polynomial: half a step of rounding, an eighth of its own
+    value, _ = apply("tanh", x.to(DEVICE))
+    truth = torch.tanh(x.double())
+    assert ((value.cpu() - truth).abs() <= torch.finfo(torch.float32).eps * truth.abs()).all()
+
+
 def test_gelu_keeps_its_relative_accuracy_where_the_usual_form_has_none() -> None:
     x = torch.linspace(-12.0, -4.0, 1001)
     cdf, _ = apply("normal_cdf", x.to(DEVICE))
