@@ -17,6 +17,7 @@ from typing import Any
 from tests.mutants.find import PACKAGE, Mutant
 from tests.mutants.trial import TESTS, is_opaque, put, run_tests
 
+WIDE, FEW = 400, 6  # of a statement that more tests execute, the quickest cases of each test are enough
 COMPILES = "test_compile.py"
 FIRST = 6  # tests that run alone at first: most mutants fail one of them, and their file alone is collected
 
@@ -141,6 +142,8 @@ class Judge:
             kills = -self.kills[mutant.function, test], -self.kills["", test]
             order[test] = *kills, not telling, ranks[function], len(order)
             ranks[function] += 1
+        if len(chosen) > WIDE:
+            chosen = [test for test in chosen if order[test][3] < FEW]
         return sorted(chosen, key=lambda test: order[test]) + sorted(hidden, key=lambda t: self.known[t].seconds)
 
     def judge(self, mutant: Mutant) -> dict[str, Any]:

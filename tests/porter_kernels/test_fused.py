@@ -11,6 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from porter_kernels import launch
 from porter_kernels.cross_entropy import cross_entropy
+from porter_kernels.fused import is_traced
 from porter_kernels.glu import activation, glu, packed_glu
 from porter_kernels.layer_norm import layer_norm
 from porter_kernels.rms_norm import rms_norm
@@ -86,6 +87,12 @@ def test_without_gradients_nothing_is_kept(op: str, leaves: tuple[Tensor, Tensor
     with torch.no_grad():
         out = OPS[op](*leaves)
     assert out.grad_fn is None and torch.equal(out, OPS[op](*leaves))
+
+
+def test_somebody_traces_who_passes_a_tensor_of_another_kind() -> None:
+    x = torch.zeros(2)
+    assert not is_traced(x, torch.nn.Parameter(x), None, 2.0)
+    assert is_traced(x, None, FakeTensorMode().from_tensor(x))
 
 
 @pytest.mark.parametrize("op", OPS)
