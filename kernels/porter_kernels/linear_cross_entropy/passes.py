@@ -19,7 +19,7 @@ from porter_kernels.cross_entropy.rows import (
     loss_and_gradient_,
     row_partials,
 )
-from porter_kernels.linear_cross_entropy.chunks import choose_chunks, row_stride
+from porter_kernels.linear_cross_entropy.chunks import Chunks, choose_chunks, row_stride
 from porter_kernels.linear_cross_entropy.gradients import Gradients, HeadGradient, Need, multiply, project
 from porter_kernels.linear_cross_entropy.problem import Problem
 
@@ -75,26 +75,16 @@ def walk(
         largest_slice: None for a whole head. Where weight is a slice of one, the rows of the largest slice, so that
             all are walked over in equal chunks; d_hidden is then the part of this slice, in float32.
     """
-    hidden_NH, weight_VH = problem.hidden_NH, problem.weight_VH
-    (N, H), V, element_size = hidden_NH.shape, weight_VH.shape[0], hidden_NH.element_size()
-    kept_K = kept_rows(problem)
-    K = N if kept_K is None else kept_K.shape[0]
-    chunks = choose_chunks(
-        K, H, largest_slice or V, element_size=element_size, accumulate=problem.accumulate,
-        hidden_gradient=need.hidden, weight_gradient=need.weight, chunk_rows=problem.chunk_rows,
-        byte_budget=problem.byte_budget,
-    )  # fmt: skip
+    hidden_NH, weight_VH, V = problem.hidden_NH, problem.weight_VH, problem.weight_VH.shape[0]
+    chunks, places = cut_rows(problem, need, largest_slice or V)
     head = HeadGradient(weight_VH, problem.bias_V, need, chunks.count, problem.accumulate)
     d_hidden_NH = None
-    if need.hidden:
-        allocate = torch.empty_like if kept_K is None else torch.zeros_like
+    if need.hidden:  # rows that are left out stay 0
+        allocate = torch.empty_like if places and isinstance(places[0], slice) else torch.zeros_like
         d_hidden_NH = allocate(hidden_NH, dtype=torch.float32 if largest_slice else hidden_NH.dtype)
-    buffer_CV = hidden_NH.new_empty(min(chunks.rows, K), row_stride(V, element_size))[:, :V]
+    buffer_CV = hidden_NH.new_empty(chunks.rows if places else 0, row_stride(V, hidden_NH.element_size()))[:, :V]
     logits_CV = buffer_CV
-    for first in range(0, K, chunks.rows):
-        at: Place = slice(first, min(first + chunks.rows, K))
-        if kept_K is not None:
-            at = kept_K[at]
+    for at in places:
         hidden_CH = hidden_NH[at]
         logits_CV = buffer_CV[: hidden_CH.shape[0]]
         project(hidden_CH, weight_VH, problem.bias_V, out=logits_CV)
@@ -106,14 +96,29 @@ def walk(
     return Gradients(d_hidden_NH, *head.finish())
 
 
-def kept_rows(problem: Problem) -> Tensor | None:
+def cut_rows(problem: Problem, need: Need, num_classes: int) -> tuple[Chunks, list[Place]]:
+    """How the rows that count are cut into chunks, and the place of each; num_classes as for kept_rows."""
+    N, H = problem.hidden_NH.shape
+    kept_K = kept_rows(problem, num_classes)
+    K = N if kept_K is None else kept_K.shape[0]
+    chunks = choose_chunks(
+        K, H, num_classes, element_size=problem.hidden_NH.element_size(), accumulate=problem.accumulate,
+        hidden_gradient=need.hidden, weight_gradient=need.weight, chunk_rows=problem.chunk_rows,
+        byte_budget=problem.byte_budget,
+    )  # fmt: skip
+    slices = [slice(first, min(first + chunks.rows, K)) for first in range(0, K, chunks.rows)]
+    return chunks, [at if kept_K is None else kept_K[at] for at in slices]
+
+
+def kept_rows(problem: Problem, num_classes: int) -> Tensor | None:
     """Indices of the rows that count, or None for all. Finding them waits for the device.
 
     Unless told, does so where the wait is short beside the products, and no graph is being captured, which forbids it.
+    num_classes is that of the largest slice of a vocabulary, so that all ranks leave out the same rows.
     """
     target_N, drop = problem.target_N, problem.drop_ignored
     if drop is None and target_N.is_cuda:
-        size = problem.hidden_NH.numel() * problem.weight_VH.shape[0]
+        size = problem.hidden_NH.numel() * num_classes
         drop = size >= WORTH_A_WAIT and not torch.cuda.is_current_stream_capturing()
     elif drop is None:
         drop = True
