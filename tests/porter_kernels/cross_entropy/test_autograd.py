@@ -38,6 +38,16 @@ def test_each_backward_has_its_own_upstream_gradient(generator: torch.Generator)
 
 
 @pytest.mark.usefixtures("small_cuts")
+def test_an_upstream_gradient_of_one_finds_its_gradient_written(generator: torch.Generator) -> None:
+    case, logits = small(generator, "everything")
+    (truth,) = torch.autograd.grad(case.loss(logits), logits, torch.tensor(2.0, device=DEVICE))
+    for value, gradient in ((1.0, torch.ones_like(truth)), (2.0, truth)):
+        loss = case.loss(logits)
+        loss.grad_fn.d_logits_NV.fill_(1.0)  # what forward has written, were it this
+        assert torch.equal(torch.autograd.grad(loss, logits, torch.tensor(value, device=DEVICE))[0], gradient)
+
+
+@pytest.mark.usefixtures("small_cuts")
 def test_a_scaled_loss_keeps_gradients_that_float16_would_lose(generator: torch.Generator) -> None:
     case, logits = small(generator, "plain", torch.float16)
     case.options["num_items"] = 10**8

@@ -34,14 +34,22 @@ def test_logits_of_any_strides(option: str, layout: str, generator: torch.Genera
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
+@pytest.mark.parametrize("option", ["everything", "both weights, none"])
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 37)], ids=str)
 @pytest.mark.usefixtures("small_cuts")
-def test_targets_and_weights_of_any_strides(generator: torch.Generator) -> None:
-    case = draw(generator, (3, 4, 37), **OPTIONS["everything"])
+def test_targets_and_weights_of_any_strides(shape: tuple[int, ...], option: str, generator: torch.Generator) -> None:
+    case = draw(generator, shape, **OPTIONS[option])
     truth = case.loss(case.logits)
-    case.target = case.target.t().contiguous().t()
-    case.options["token_weight"] = case.options["token_weight"].t().contiguous().t()
-    case.options["weight"] = case.options["weight"].repeat_interleave(2)[::2]
+    assert truth.shape == (shape[:-1] if option != "everything" else ())
+    case.target = spread(case.target)
+    for weight in ("weight", "token_weight"):
+        case.options[weight] = spread(case.options[weight])
     assert torch.equal(case.loss(case.logits), truth)
+
+
+def spread(x: Tensor) -> Tensor:
+    """x with something else between its elements."""
+    return torch.stack((x, x + 1), dim=-1)[..., 0]
 
 
 @pytest.mark.usefixtures("small_cuts")
