@@ -111,28 +111,27 @@ def test_rms_norm_backward(far: Callable[..., Tensor], number_programs: Callable
 
 
 def test_layer_norm_forward(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
-    x, y = far(FAR + 3, 1), far(FAR + 3, 1)
-    mean, rstd = (far(FAR + 3, dtype=torch.float32) for _ in range(2))
+    x, y, stats = far(FAR + 3, 1), far(FAR + 3, 1), far(2, FAR + 3, dtype=torch.float32)
     x[FAR:] = ROW
     number_programs(FAR // 4)
     layer_norm._forward_kernel[(1,)](
-        x_ptr=x, w_ptr=None, b_ptr=torch.ones(1).half(), y_ptr=y, mean_ptr=mean, rstd_ptr=rstd, N=FAR + 3, H=1, D=1,
+        x_ptr=x, w_ptr=None, b_ptr=torch.ones(1).half(), y_ptr=y, stats_ptr=stats, N=FAR + 3, H=1, D=1,
         eps=0.25, OFFSET=0, HAS_W=False, HAS_B=True, PER_HEAD=False, BLOCK_N=4, BLOCK_D=1,
     )  # fmt: skip
-    assert (mean[FAR:].tolist(), rstd[FAR:].tolist()) == ([1.0, 2.0, 3.0], [2.0] * 3)
+    assert stats[:, FAR:].tolist() == [[1.0, 2.0, 3.0], [2.0] * 3]
     assert y[FAR:].flatten().tolist() == [1.0] * 3
 
 
 def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
     H, program = 2, FAR // 4  # the last head's rows, of the last tile
     x, dy, dx = (far(FAR * H + 8, 1) for _ in range(3))
-    mean, rstd = (far(FAR * H + 8, dtype=torch.float32) for _ in range(2))
+    stats = far(2, FAR * H + 8, dtype=torch.float32)
     partial = far(program + 1, 2 * H, dtype=torch.float32)
     rows = slice(FAR * H + 1, FAR * H + 7, 2)
-    x[rows], dy[rows], rstd[rows] = ROW, 2.0, 1.0
+    x[rows], dy[rows], stats[1, rows] = ROW, 2.0, 1.0
     number_programs(program, 1)
     layer_norm._backward_kernel[(1, 1)](
-        dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), mean_ptr=mean, rstd_ptr=rstd, dx_ptr=dx, partial_ptr=partial,
+        dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), stats_ptr=stats, dx_ptr=dx, partial_ptr=partial,
         N=FAR * H + 8, H=H, D=1, OFFSET=0, HAS_W=True, NEED_DW=True, NEED_DB=True, BLOCK_N=4, BLOCK_D=1, STAGES=1,
         RELOAD=False,
     )  # fmt: skip
