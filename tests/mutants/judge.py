@@ -65,9 +65,10 @@ def survey(tree: Path, cache_file: Path, mutants: Sequence[Mutant]) -> dict[str,
 
 def _holds(entry: dict[str, Any] | None, path: Path, tree: Path) -> bool:
     """Whether a survey of a test file still says what its tests execute."""
-    if entry is None or not {str(p.relative_to(tree)) for p in _helpers(path, tree)} <= entry["texts"].keys():
+    stored = (entry or {}).get("texts", {})
+    if not {str(p.relative_to(tree)) for p in _helpers(path, tree)} <= stored.keys():
         return False
-    texts = {tree / file: text for file, text in entry["texts"].items()}
+    texts = {tree / file: text for file, text in stored.items()}
     return all(file.exists() and digest(file.read_text()) == text for file, text in texts.items())
 
 
