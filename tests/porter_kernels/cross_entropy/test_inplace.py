@@ -12,7 +12,7 @@ SCALARS = [option for option in SOME if option != "none"]
 
 
 @pytest.mark.parametrize("option", SCALARS)
-@pytest.mark.parametrize("shape", [(9, 37), (3, 3, 37)], ids=str)
+@pytest.mark.parametrize("shape", [(5, 37), (2, 3, 37)], ids=str)
 @pytest.mark.usefixtures("small_cuts")
 def test_the_logits_hold_their_gradient(shape: tuple[int, ...], option: str, generator: torch.Generator) -> None:
     case = draw(generator, shape, torch.bfloat16, **OPTIONS[option])

@@ -19,11 +19,11 @@ def strided(x: Tensor) -> Tensor:
 @pytest.mark.parametrize("option", ["everything", "none"])
 @pytest.mark.usefixtures("small_cuts")
 def test_logits_of_any_strides(option: str, layout: str, generator: torch.Generator) -> None:
-    case = draw(generator, (9, 37), torch.bfloat16, **OPTIONS[option])
+    case = draw(generator, (5, 37), torch.bfloat16, **OPTIONS[option])
     logits = {
         "strided rows": strided,
         "transposed": lambda x: x.t().contiguous().t(),
-        "expanded rows": lambda x: x[3].expand(9, 37),
+        "expanded rows": lambda x: x[3].expand(5, 37),
         "strided columns": lambda x: x.repeat_interleave(2, dim=1)[:, ::2],
     }[layout](case.logits)
     results = []

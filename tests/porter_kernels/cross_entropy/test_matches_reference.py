@@ -37,8 +37,10 @@ def test_shapes(shape: tuple[int, ...], option: str, generator: torch.Generator)
     check(draw(generator, shape, **OPTIONS[option]), torch.ones((), device=DEVICE))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("option", OPTIONS)
+NARROW = [(option, dtype) for option in ("plain", "softcap", "everything") for dtype in DTYPES[1:]]
+
+
+@pytest.mark.parametrize(("option", "dtype"), [*((option, torch.float32) for option in OPTIONS), *NARROW], ids=str)
 @pytest.mark.usefixtures("small_cuts")
 def test_options(option: str, dtype: torch.dtype, generator: torch.Generator) -> None:
     case = draw(generator, (5, 37), dtype, **OPTIONS[option])
@@ -63,13 +65,10 @@ def test_num_items(num_items: Tensor | float, generator: torch.Generator) -> Non
 
 
 @pytest.mark.parametrize("options", [{}, {"softcap": 2.0, "logit_scale": 0.5}, {"ignore_index": 3}], ids=str)
-@pytest.mark.parametrize("shape", [(9, 37), (2, 2, 63)], ids=str)
 @pytest.mark.parametrize("needs_gradient", [True, False], ids="needs_gradient={}".format)
 @pytest.mark.usefixtures("small_cuts")
-def test_stats(
-    shape: tuple[int, ...], options: dict[str, Any], needs_gradient: bool, generator: torch.Generator
-) -> None:  # fmt: skip
-    check_stats(draw(generator, shape, **options), needs_gradient, generator)
+def test_stats(options: dict[str, Any], needs_gradient: bool, generator: torch.Generator) -> None:
+    check_stats(draw(generator, (3, 3, 37), **options), needs_gradient, generator)
 
 
 def test_stats_beyond_one_chunk_as_launched(generator: torch.Generator) -> None:

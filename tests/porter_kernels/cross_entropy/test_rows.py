@@ -39,7 +39,7 @@ def inputs(
 
 
 @pytest.mark.parametrize("options", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("N", [1, 4, 9, 17])
+@pytest.mark.parametrize("N", [1, 9])
 @pytest.mark.usefixtures("small_cuts")
 def test_one_launch_has_the_bits_of_three(N: int, options: LossOptions, generator: torch.Generator) -> None:
     logits, target, factor, weight, weight_sum = inputs(generator, N, 37, options)
@@ -99,7 +99,7 @@ def test_chunks_follow_from_the_vocabulary_alone(V: int) -> None:
 
 
 @pytest.mark.parametrize("options", [PLAIN, EVERYTHING], ids=["plain", "everything"])
-@pytest.mark.parametrize("N", [0, 1, 4, 9])
+@pytest.mark.parametrize("N", [0, 4, 9])
 @pytest.mark.usefixtures("small_cuts")
 def test_rows_too_few_to_fill_a_gpu_are_split_over_programs_without_a_trace(
     N: int, options: LossOptions, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
