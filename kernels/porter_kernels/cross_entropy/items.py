@@ -88,7 +88,7 @@ def write_partials(
 def combine(partials_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
     """Each row's maximum (0 for -inf) and the logarithm of its sum of exponentials below it, and both by chunk.
 
-    Both are 0 where the row does not count. Reads past L1: another program of the launch has written the partials.
+    Both are 0 where the row does not count. Reads past L1: other threads have written the partials.
     """
     chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
     at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
