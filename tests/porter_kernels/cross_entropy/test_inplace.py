@@ -27,6 +27,16 @@ def test_the_logits_hold_their_gradient(shape: tuple[int, ...], option: str, gen
 
 
 @pytest.mark.usefixtures("small_cuts")
+def test_rows_at_one_stride_are_overwritten_where_they_lie(generator: torch.Generator) -> None:
+    case, _ = small(generator, "plain")
+    around = torch.zeros(10, 50, device=DEVICE).requires_grad_()
+    logits = (around + torch.nn.functional.pad(case.logits.repeat_interleave(2, dim=0), (4, 9)))[::2, 4:-9]
+    (truth,) = torch.autograd.grad(case.loss(logits), logits, retain_graph=True)
+    case.loss(logits, inplace=True)
+    assert torch.equal(logits, truth)
+
+
+@pytest.mark.usefixtures("small_cuts")
 def test_another_upstream_gradient_scales_what_was_written(generator: torch.Generator) -> None:
     case, x = small(generator, "plain", torch.bfloat16)
     (truth,) = torch.autograd.grad(case.loss(x), x)
