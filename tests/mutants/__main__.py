@@ -25,7 +25,7 @@ ROOT = Path.cwd()
 @click.command()
 @click.option("--op", "ops", multiple=True, help="Only this module of porter_kernels, or what lies below it.")
 @click.option("--mutant", "ids", multiple=True, help="Only the one with this id; shows its diff.")
-@click.option("--count", default=0, help="At most so many an op, drawn at random.  [default: all]")
+@click.option("--count", default=40, show_default=True, help="So many of each module; 0 for all.")
 @click.option("--seed", default=0, show_default=True, help="Which ones --count draws.")
 @click.option("--list", "only_list", is_flag=True, help="List them, run nothing.")
 @click.option("--jobs", default=1, show_default=True, help="How many at a time.")
@@ -38,7 +38,7 @@ def mutants(
 ) -> None:
     """Judge mutants of the kernel library; exit 1 if one survives for which equivalent.json has no reason."""
     everything = find_mutants(ROOT)
-    chosen = [m for m in choose(everything, ops, count, seed) if not ids or m.id in ids]
+    chosen = [m for m in choose(everything, ops, 0 if ids else count, seed) if not ids or m.id in ids]
     if not chosen:
         raise click.UsageError("No such mutant. List them with --list.")
     if only_list:

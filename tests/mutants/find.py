@@ -7,7 +7,6 @@ tables, error texts and docstrings.
 import ast
 import difflib
 import hashlib
-import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -60,13 +59,17 @@ def find_mutants(root: Path) -> list[Mutant]:
 
 
 def choose(everything: Sequence[Mutant], ops: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Mutants of the ops, of all if none is named; of each op at most count, in the order of the text."""
+    """Mutants of the ops, of all if none is named; of each module `count`, or all for 0, in the order of the text.
+
+    Which ones follows from their ids, so that a change of the file draws few others.
+    """
     chosen = []
     for op in dict.fromkeys(m.op for m in everything):
         if not ops or any(op == name or op.startswith(f"{name}.") for name in ops):
             of_op = [m for m in everything if m.op == op]
-            drawn = random.Random(f"{seed} {op}").sample(of_op, count) if 0 < count < len(of_op) else of_op
-            chosen += sorted(drawn, key=of_op.index)
+            shuffled = sorted(of_op, key=lambda m: hashlib.sha256(f"{seed} {m.id}".encode()).digest())
+            drawn = {m.id for m in shuffled[: count or None]}
+            chosen += [m for m in of_op if m.id in drawn]
     return chosen
 
 
