@@ -32,8 +32,9 @@ def equal(actual: Iterable[Tensor], expected: Iterable[Tensor]) -> bool:
 def inputs(
     generator: torch.Generator, N: int, V: int, options: LossOptions, dtype: torch.dtype = torch.float32
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Logits, target, factor, weight and its sum."""
+    """Logits, target (in the last row the likeliest), factor, weight and its sum."""
     case = draw(generator, (N, V), dtype, ignore_index=options.ignore_index, weight=True, token_weight=True)
+    case.target[-1:] = case.logits[-1:].argmax(-1)
     weight = case.options["weight"]
     return case.logits, case.target, case.options["token_weight"], weight, weight.sum()
 
@@ -79,6 +80,24 @@ def test_slices_of_a_vocabulary_make_up_the_whole(
             vocab_start=start, out=gradient[:, start:end],
         )  # fmt: skip
     assert torch.equal(gradient, truth)
+
+
+@pytest.mark.usefixtures("small_cuts")
+def test_slices_that_end_within_a_chunk(generator: torch.Generator) -> None:
+    logits, target, _, weight, weight_sum = inputs(generator, 9, 48, EVERYTHING)
+    target[:3] = torch.tensor([20, 21, 31], device=DEVICE)  # on both sides of the border, and in the chunk before it
+    whole = row_partials(logits, target, weight, EVERYTHING, entropy=True, argmax=True)
+    parts = [
+        row_partials(logits[:, a:b], target, weight, EVERYTHING, vocab_start=a, entropy=True, argmax=True)
+        for a, b in ((0, 21), (21, 48))
+    ]
+    truth, stats = (
+        combine_partials(partials, target, weight, weight_sum, EVERYTHING, 48)
+        for partials in (whole, torch.cat(parts, dim=1))
+    )
+    for a, b in zip(stats[:4], truth[:4], strict=True):
+        assert excess(a, b.double(), 48, 2 * b.abs().max()) <= 1
+    assert torch.equal(stats.correct_N, truth.correct_N)
 
 
 def test_partials_say_what_they_hold() -> None:
