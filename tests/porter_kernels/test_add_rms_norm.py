@@ -118,6 +118,11 @@ def test_unlike_residual_says_what_to_do() -> None:
         add_rms_norm(torch.zeros(2, 6), torch.zeros(6), None, EPS)
 
 
+def test_wrong_weight_says_what_to_do() -> None:
+    with pytest.raises(ValueError, match=r"add_rms_norm: w has shape \[4\], expected \[6\]"):
+        add_rms_norm(torch.zeros(2, 6), torch.zeros(2, 6), torch.zeros(4), EPS)
+
+
 def test_module_takes_the_place_of_torchs(generator: torch.Generator) -> None:
     (x,) = draw(generator, torch.float32, (4, 24))
     theirs = nn.RMSNorm(24, eps=EPS, device=DEVICE)
@@ -126,4 +131,4 @@ def test_module_takes_the_place_of_torchs(generator: torch.Generator) -> None:
     assert torch.equal(mine(x), rms_norm(x, torch.ones(24, device=DEVICE), EPS))
     mine.load_state_dict(theirs.state_dict())
     assert excess(mine(x), theirs.double()(x.double()).detach(), 24, 8.0) <= 1
-    assert RMSNorm(24, EPS, offset=1).weight.count_nonzero() == 0
+    assert RMSNorm(24, offset=1).weight.count_nonzero() == 0 and RMSNorm(24).eps == 1e-6

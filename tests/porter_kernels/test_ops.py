@@ -54,3 +54,23 @@ CALLS = {
 def test_op_keeps_its_contract(call: str) -> None:
     op, arguments = CALLS[call]()
     torch.library.opcheck(op.op, arguments)
+
+
+X, W, STATS = (leaf(*shape).detach() for shape in ((2, 2, 6), (6,), (2, 4)))
+BACKWARDS = {
+    "rms_norm": lambda: (rms_norm._backward, (X, None, X, W, STATS[0], 1, True)),
+    "rms_norm of a frozen weight": lambda: (rms_norm._backward, (X, X, X, W, STATS[0], 0, False)),
+    "layer_norm": lambda: (layer_norm._backward, (X, X, X[0], STATS, 0, 2, True, True)),
+    "layer_norm of a frozen weight": lambda: (layer_norm._backward, (X, X, W, STATS, 0, 1, False, True)),
+    "layer_norm of frozen weights": lambda: (layer_norm._backward, (X, X, W, STATS, 0, 1, False, False)),
+    "glu": lambda: (glu_op._backward, (X[0], X[0], X[1], "silu", None, None, False, 0.0)),
+    "activation": lambda: (glu_op._backward, (X[0], X[0], None, "gelu", None, None, False, 0.0)),
+    "packed_glu": lambda: (glu_op._packed_backward, (X[0, :, :3], X[0], "halves", "silu", None, None, False, 0.0)),
+    "softcap": lambda: (softcap._backward, (X, X, 2.0)),
+}
+
+
+@pytest.mark.parametrize("call", BACKWARDS)
+def test_backward_keeps_its_contract(call: str) -> None:
+    op, arguments = BACKWARDS[call]()
+    torch.library.opcheck(op.op, arguments, test_utils=("test_schema", "test_faketensor"))

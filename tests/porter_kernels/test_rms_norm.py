@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from porter_kernels import rms_norm as module
 from porter_kernels.accuracy import excess
 from porter_kernels.rms_norm import rms_norm, rms_norm_reference
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
@@ -101,6 +102,12 @@ def test_frozen_inputs(frozen: tuple[bool, bool], generator: torch.Generator) ->
     everything = gradients_by_frozen(op(), inputs, [False, False])
     for still, gradient, whole in zip(frozen, gradients_by_frozen(op(), inputs, frozen), everything, strict=True):
         assert gradient is None if still else torch.equal(gradient, whole)
+
+
+def test_a_frozen_weight_costs_no_sum(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, w = (torch.randn(s, generator=generator).to(DEVICE) for s in ((6, 20), (20,)))
+    monkeypatch.setattr(module, "column_sums", lambda *_: pytest.fail("nobody asked for the weight's gradient"))
+    rms_norm(x.requires_grad_(), w, EPS).sum().backward()
 
 
 def test_equal_bits_on_every_run_and_inputs_untouched(generator: torch.Generator) -> None:
