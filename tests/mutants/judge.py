@@ -54,9 +54,10 @@ def survey(tree: Path, cache_file: Path, mutants: Sequence[Mutant]) -> dict[str,
             if outcome.verdict != "passed":
                 print(f"{file}: without any mutant, {outcome.test} fails: {outcome.why}", file=sys.stderr)
             executed = {kernel for entry in outcome.reports.values() for kernel in entry["lines"]}
-            texts = {str(p.relative_to(tree)): digest(p.read_text()) for p in _helpers(path, tree)}
-            texts |= {kernel: digest((tree / kernel).read_text()) for kernel in executed}
-            cached[file] = {"texts": texts, "tests": outcome.reports}
+            relied = {*_helpers(path, tree), *(tree / kernel for kernel in executed)}
+            texts = {str(p.relative_to(tree)): digest(p.read_text()) for p in relied}
+            # A test that fails may pass the next time: what it needs need not be among the texts.
+            cached[file] = {"texts": texts if outcome.verdict == "passed" else {}, "tests": outcome.reports}
             cache_file.parent.mkdir(parents=True, exist_ok=True)
             cache_file.write_text(json.dumps(cached))
         known |= _read_survey(file, path.read_text(), cached[file]["tests"])
@@ -73,7 +74,12 @@ def _holds(entry: dict[str, Any] | None, path: Path, tree: Path) -> bool:
 
 
 def _helpers(path: Path, tree: Path) -> list[Path]:
-    """A test file, its conftest files, and modules of tests that any of these name."""
+    """A test file, its conftest files, and modules that any of these name; all there are if it starts processes."""
+    if "subprocess" in path.read_text():
+        return [
+            path,
+            *(p for folder in (TESTS, PACKAGE) for p in (tree / folder).rglob("*.py") if "test_" not in p.name),
+        ]
     own = [path, *(folder / "conftest.py" for folder in path.parents if (folder / "conftest.py").exists())]
     text = " ".join(p.read_text() for p in own)
     return own + [p for p in (tree / TESTS).rglob("*.py") if p not in own and f"porter_kernels.{p.stem} import" in text]
