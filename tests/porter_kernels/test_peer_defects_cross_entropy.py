@@ -159,13 +159,15 @@ def test_a_batch_of_ignored_tokens(options: dict[str, Any]) -> None:
     assert loss_of(x, target, num_items=8) == 0
 
 
-def test_ignored_rows_are_not_read() -> None:
-    """Padding may hold anything: its loss and gradient are 0."""
-    x, target = randn(6, 37), targets(1, -100, 3, -100, -100, 6)
-    x[[1, 3, 4]] = float("nan")
+@pytest.mark.parametrize("ignore", [-100, 2])
+def test_ignored_rows_are_not_read(ignore: int) -> None:
+    """Padding may hold anything, so may its weights: its loss and gradient are 0."""
+    x, target, token_weight = randn(6, 37), targets(1, ignore, 3, ignore, ignore, 6), torch.ones(6, device=DEVICE)
+    x[[1, 3, 4]], token_weight[[1, 3, 4]] = float("nan"), float("nan")
     x.requires_grad_()
-    for reduction in ("mean", "none"):
-        loss = loss_of(x, target, reduction=reduction, label_smoothing=0.1, z_loss=0.1)
+    options = {"token_weight": token_weight, "ignore_index": ignore, "label_smoothing": 0.1, "z_loss": 0.1}
+    for reduction in ("mean", "sum", "none"):
+        loss = loss_of(x, target, reduction=reduction, **options)
         (gradient,) = torch.autograd.grad(loss.sum(), x)
         assert loss.isfinite().all() and gradient.isfinite().all() and not gradient[[1, 3, 4]].any()
 

@@ -82,6 +82,22 @@ def test_slices_of_a_vocabulary_make_up_the_whole(
     assert torch.equal(gradient, truth)
 
 
+@pytest.mark.parametrize("rows_per_multiprocessor", [0, 10**6])
+@pytest.mark.usefixtures("small_cuts")
+def test_entropy_and_argmax_are_asked_for_apart(
+    rows_per_multiprocessor: int, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", rows_per_multiprocessor)
+    logits, target, *_ = inputs(generator, 4, 37, PLAIN)
+    out = torch.empty_like(logits)
+    both, entropy, argmax = (
+        loss_and_gradient_(logits, target, None, None, None, PLAIN, out, entropy=e, argmax=a)
+        for e, a in ((True, True), (True, False), (False, True))
+    )
+    assert torch.equal(entropy.entropy_N, both.entropy_N) and torch.equal(argmax.correct_N, both.correct_N)
+    assert not torch.equal(argmax.entropy_N, both.entropy_N) and not torch.equal(entropy.correct_N, both.correct_N)
+
+
 @pytest.mark.usefixtures("small_cuts")
 def test_slices_that_end_within_a_chunk(generator: torch.Generator) -> None:
     logits, target, _, weight, weight_sum = inputs(generator, 9, 48, EVERYTHING)
