@@ -47,12 +47,12 @@ def mutants(
         return
     if ids:
         click.echo("".join(show_diff(m) for m in chosen))
+    reasons = read_reasons(ROOT)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         warm(Path(folder))
         tree = copy_tree(ROOT, Path(folder) / "tree")
         known = survey(tree, out.with_suffix(".survey.json"), chosen)
-        verdicts = judge_all(chosen, known, tree, out, jobs)
-    reasons = read_reasons(ROOT)
+        verdicts = judge_all(chosen, known, reasons, tree, out, jobs)
     click.echo(show_results(chosen, verdicts, reasons))
     problems = check_reasons(everything, chosen, verdicts, reasons)
     click.echo("\n".join(problems), err=True)

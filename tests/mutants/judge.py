@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -122,8 +122,8 @@ def _read_survey(file: str, text: str, tests: dict[str, Any]) -> dict[str, Known
 class Judge:
     """Judges mutants one by one in its own copy of the library; tests that killed before go first."""
 
-    def __init__(self, tree: Path, known: dict[str, Known]) -> None:
-        self.tree, self.known = tree, known
+    def __init__(self, tree: Path, known: dict[str, Known], harmless: Collection[str]) -> None:
+        self.tree, self.known, self.harmless = tree, known, harmless
         self.kills: Counter[tuple[str, str]] = Counter()
         seen: dict[str, set[str]] = {}
         for test in known.values():
@@ -137,7 +137,8 @@ class Judge:
         chosen, hidden = [], []
         for test, known in self.known.items():
             if known.opaque:
-                compiles = known.file.endswith(COMPILES) and mutant.in_kernel
+                # A minute for all kernels: not where equivalent.json says why the mutant changes nothing.
+                compiles = known.file.endswith(COMPILES) and mutant.in_kernel and mutant.id not in self.harmless
                 hidden += [test] * (compiles or path in self.files_seen[known.file])
             elif mutant.function == "module" or not known.lines.get(path, set()).isdisjoint(own):
                 chosen += [test] * (path in known.lines)
@@ -187,10 +188,19 @@ class Judge:
 
 
 def judge_all(
-    mutants: Sequence[Mutant], known: dict[str, Known], tree: Path, out: Path, jobs: int
+    mutants: Sequence[Mutant], known: dict[str, Known], harmless: Collection[str], tree: Path, out: Path, jobs: int
 ) -> dict[str, dict[str, Any]]:
-    """The verdict of each mutant, by id; those in `out` that still hold are not judged again."""
-    judge = Judge(tree, known)
+    """The verdict of each mutant, by id; those in `out` that still hold are not judged again.
+
+    Args:
+        mutants: to judge.
+        known: what the tests execute.
+        harmless: ids of mutants with a reason in equivalent.json.
+        tree: copy of the library.
+        out: verdicts of earlier runs, and where those of this one go.
+        jobs: processes.
+    """
+    judge = Judge(tree, known, harmless)
     verdicts = {}
     for line in out.read_text().splitlines() if out.exists() else []:
         entry = json.loads(line)
