@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from porter_kernels.column_sums import column_sums
+from porter_kernels.column_sums import MOST_COLUMNS, MOST_ROWS, column_sums
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
+    INTERPRETING,
+    block_size,
     ceil_div,
     launch,
     launching,
@@ -29,6 +31,8 @@ from porter_kernels.launch import (
     triton,
     tuned,
 )
+
+FEW_ROWS = 1024  # below, what one launch has read the next finds in the second-level cache
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -114,25 +118,26 @@ def _forward_kernel(
 
 @triton.jit
 def _backward_kernel(
-    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, N, H, D,
+    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, N, FIRST, LAST, H, D,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
     # Program (p, h) takes every P-th tile of head h, keeps a float32 row of dw and db: no atomics, same bits each run.
-    # Row p of the partial sums holds dw of all heads, then db. RELOAD as in rms_norm.
+    # Row p of the partial sums holds dw of all heads, then db. Of the rows before LAST, which it reads, it writes dx
+    # from FIRST on: the partial sums lie in those before. RELOAD as in rms_norm.
     head = tl.program_id(1).to(tl.int64)
     cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
     dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     db = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
-    for first in tl.range(start, N // H, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
+    for first in tl.range(start, LAST // H, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
         rows = (first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)) * H + head  # [N, 1]
-        mask = (rows < N) & (cols < D)
+        mask = (rows < LAST) & (cols < D)
         at = rows * D + cols
         x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
         dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
-        mean = tl.load(stats_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        rstd = tl.load(stats_ptr + N + rows, mask=rows < N, other=0.0)  # [N, 1]
+        mean = tl.load(stats_ptr + rows, mask=rows < LAST, other=0.0)  # [N, 1]
+        rstd = tl.load(stats_ptr + N + rows, mask=rows < LAST, other=0.0)  # [N, 1]
         dx_hat = dy  # 0 past D: x_hat there does not count
         if HAS_W:
             dx_hat = dy * _gain(tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0), OFFSET)
@@ -146,16 +151,43 @@ def _backward_kernel(
                 w = tl.load(w_ptr + head * D + cols, mask=cols < D, other=0.0, eviction_policy="evict_last")
                 dx_hat = dy * _gain(w, OFFSET)
         x_hat = (x - mean) * rstd
-        tl.store(dx_ptr + at, (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd, mask=mask)
+        dx = (dx_hat - mean_dx_hat - x_hat * mean_product) * rstd
+        tl.store(dx_ptr + at, dx, mask=mask & (rows >= FIRST))
         if NEED_DW:
             dw += dy * x_hat if BLOCK_N == 1 else tl.sum(dy * x_hat, axis=0, keep_dims=True)
         if NEED_DB:
             db += dy if BLOCK_N == 1 else tl.sum(dy, axis=0, keep_dims=True)
-    at = tl.program_id(0).to(tl.int64) * (NEED_DW + NEED_DB) * H * D + head * D + cols  # [1, D]
+    row = tl.program_id(0).to(tl.int64) * (NEED_DW + NEED_DB) * H + head
     if NEED_DW:
-        tl.store(partial_ptr + at, dw, mask=cols < D)
+        tl.store(partial_ptr + row * D + cols, dw, mask=cols < D)
     if NEED_DB:
-        tl.store(partial_ptr + NEED_DW * H * D + at, db, mask=cols < D)
+        tl.store(partial_ptr + (row + NEED_DW * H) * D + cols, db, mask=cols < D)
+
+
+@triton.jit
+def _columns_kernel(
+    dy_ptr, x_ptr, stats_ptr, sums_ptr, N, H, D,
+    NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    # Program (c, h) sums a block of head h's columns over all rows: dw of all heads, then db.
+    head = tl.program_id(1).to(tl.int64)
+    cols = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # [1, D]
+    dw = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
+    db = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
+    for first in range(0, N // H, BLOCK_N):
+        rows = (first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)) * H + head  # [N, 1]
+        mask = (rows < N) & (cols < D)
+        dy = tl.load(dy_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+        if NEED_DW:
+            x = tl.load(x_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+            mean = tl.load(stats_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
+            rstd = tl.load(stats_ptr + N + rows, mask=rows < N, other=0.0)  # [N, 1]
+            dw += dy * ((x - mean) * rstd)
+        db += dy
+    if NEED_DW:
+        tl.store(sums_ptr + head * D + cols, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
+    if NEED_DB:
+        tl.store(sums_ptr + (head + NEED_DW * H) * D + cols, tl.sum(db, axis=0, keep_dims=True), mask=cols < D)
 
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
@@ -191,23 +223,45 @@ def _launch_backward(
     dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    x_ND = packed_rows(x)
+    x_ND, dy_ND, dx = packed_rows(x), packed_rows(dy), packed_like(x)
     N, D = x_ND.shape
-    BLOCK_D = next_power_of_2(D)
-    config = tuned("layer_norm.backward", N // H, BLOCK_D, x.device)
-    P = min(ceil_div(N // H, config.rows), max(config.programs * num_programs(x.device) // H, 1))
-    dx = packed_like(x)
-    partial = x.new_empty(P, (need_dw + need_db) * H * D, dtype=torch.float32)
-    if x_ND.numel():
+    sums = need_dw + need_db
+    if x_ND.numel() == 0:
+        return dx, x.new_zeros(sums, H * D)
+    config = tuned("layer_norm.backward", N // H, next_power_of_2(D), x.device)
+
+    def run(P: int, first: int, last: int, partial: Tensor | None, need_dw: bool, need_db: bool) -> None:
+        launch(
+            _backward_kernel, (min(P, ceil_div(last // H, config.rows)), H),
+            dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), stats_ptr=stats_2N, dx_ptr=dx,
+            partial_ptr=partial, N=N, FIRST=first, LAST=last, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
+            NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=next_power_of_2(D), STAGES=config.stages,
+            RELOAD=config.reload, num_warps=config.warps,
+        )  # fmt: skip
+
+    many = 4 * num_programs(x.device)
+    if not sums or N // H < FEW_ROWS:
+        dw_db = x.new_empty(sums, H * D)
         with launching("layer_norm", x):
-            launch(
-                _backward_kernel, (P, H),
-                dy_ptr=packed_rows(dy), x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(),
-                stats_ptr=stats_2N, dx_ptr=dx, partial_ptr=partial, N=N, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
-                NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
-                RELOAD=config.reload, num_warps=config.warps,
-            )  # fmt: skip
-    return dx, column_sums(partial, x.dtype).view(need_dw + need_db, H * D)
+            run(many, 0, N, None, need_dw=False, need_db=False)
+            if sums:
+                BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
+                launch(
+                    _columns_kernel, (ceil_div(D, BLOCK_D), H),
+                    dy_ptr=dy_ND, x_ptr=x_ND, stats_ptr=stats_2N, sums_ptr=dw_db, N=N, H=H, D=D,
+                    NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=MOST_ROWS, BLOCK_D=BLOCK_D,
+                )  # fmt: skip
+        return dx, dw_db
+    # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
+    # launch fills once the sums have been added up.
+    rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
+    P = min(max(config.programs * num_programs(x.device) // H, 1), ceil_div(N // H, config.rows), N // rows)
+    partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
+    with launching("layer_norm", x):
+        run(P, P * rows, N, partial, need_dw, need_db)
+        dw_db = column_sums(partial, x.dtype)
+        run(many, 0, P * rows, None, need_dw=False, need_db=False)
+    return dx, dw_db.view(sums, H * D)
 
 
 def _fake_backward(

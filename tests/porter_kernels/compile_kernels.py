@@ -70,7 +70,11 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "layer_norm._backward_kernel": [
         NORM_BACKWARD,
         NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
-        PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False},
+        PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False, "partial_ptr": None},
+    ],
+    "layer_norm._columns_kernel": [
+        {"NEED_DW": need_dw, "NEED_DB": need_db, "BLOCK_N": 64, "BLOCK_D": 32}
+        for need_dw, need_db in ((True, True), (True, False), (False, True))
     ],
     "rope._kernel": [
         ROPE | {"INTERLEAVED": False},

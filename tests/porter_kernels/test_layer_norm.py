@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from porter_kernels import layer_norm as layer_norm_module
 from porter_kernels.accuracy import excess
 from porter_kernels.layer_norm import LayerNorm, layer_norm, layer_norm_reference
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
@@ -14,6 +15,12 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-2  # large enough to show in every element
 Math = Literal["fused", "scale_then_cast"]
+
+
+@pytest.fixture(params=[1024, 4], ids=["few rows", "many rows"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights' gradients in a launch of their own, and from partial sums that lie in dx meanwhile."""
+    monkeypatch.setattr(layer_norm_module, "FEW_ROWS", request.param)
 
 
 def op(offset: Literal[0, 1] = 0):
@@ -49,7 +56,7 @@ def check(inputs: list[Tensor], dy: Tensor, offset: Literal[0, 1] = 0) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("offset", [0, 1], ids="offset={}".format)
 @pytest.mark.parametrize("shape", [(1, 1), (300, 1), (3, 5, 63), (2, 7, 128), (21, 96), (3, 5000)], ids=str)
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "either_way")
 def test_matches_reference(
     shape: tuple[int, ...], offset: Literal[0, 1], dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -59,7 +66,7 @@ def test_matches_reference(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", [1, 3, 6])
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "either_way")
 def test_one_weight_row_a_head_matches_reference(heads: int, dtype: torch.dtype, generator: torch.Generator) -> None:
     *inputs, dy = draw(generator, dtype, (2, 5, heads, 33), (heads, 33), (heads, 33), (2, 5, heads, 33))
     check(inputs, dy)
@@ -72,6 +79,7 @@ def test_far_from_zero_matches_reference(dtype: torch.dtype, generator: torch.Ge
 
 
 @pytest.mark.parametrize("given", ["", "w", "b"])
+@pytest.mark.usefixtures("either_way")
 def test_without_weight_or_bias_matches_reference(given: str, generator: torch.Generator) -> None:
     x, row, dy = draw(generator, torch.float32, (9, 100), (100,), (9, 100))
     actual = run(lambda x, row: op()(x, **{given: row} if given else {}) + 0 * row, (x, row), [dy])
@@ -135,6 +143,7 @@ def test_strided_input(generator: torch.Generator) -> None:
 @pytest.mark.parametrize(
     "frozen", [(True, False, False), (False, True, False), (False, False, True), (False, True, True)]
 )
+@pytest.mark.usefixtures("either_way")
 def test_frozen_inputs(frozen: tuple[bool, ...], generator: torch.Generator) -> None:
     inputs = draw(generator, torch.float32, (6, 20), (20,), (20,))
     everything = gradients_by_frozen(op(), inputs, [False] * 3)
@@ -178,3 +187,17 @@ def test_module_takes_the_place_of_torchs(bias: bool, generator: torch.Generator
     assert torch.equal(mine(x), layer_norm(x, torch.ones(24, device=DEVICE), None, EPS))
     mine.load_state_dict(theirs.state_dict())
     assert excess(mine(x), theirs.double()(x.double()).detach(), 24, 8.0) <= 1
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU's count of its memory")
+@pytest.mark.parametrize("shape", [(64, 2048), (8192, 2048)], ids=str)
+def test_takes_no_more_memory_than_torchs_own(shape: tuple[int, int], generator: torch.Generator) -> None:
+    *inputs, dy = draw(generator, torch.bfloat16, shape, shape[-1:], shape[-1:], shape)
+    peaks = []
+    for fn in (op(), lambda x, w, b: nn.functional.layer_norm(x, x.shape[-1:], w, b, EPS)):
+        run(fn, inputs, [dy])
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        run(fn, inputs, [dy])
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert peaks[0] <= peaks[1] + 4096  # a few blocks of 512 bytes

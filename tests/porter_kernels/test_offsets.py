@@ -132,8 +132,22 @@ def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callab
     number_programs(program, 1)
     layer_norm._backward_kernel[(1, 1)](
         dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), stats_ptr=stats, dx_ptr=dx, partial_ptr=partial,
-        N=FAR * H + 8, H=H, D=1, OFFSET=0, HAS_W=True, NEED_DW=True, NEED_DB=True, BLOCK_N=4, BLOCK_D=1, STAGES=1,
-        RELOAD=False,
+        N=FAR * H + 8, FIRST=FAR * H + 2, LAST=FAR * H + 8, H=H, D=1, OFFSET=0, HAS_W=True, NEED_DW=True, NEED_DB=True,
+        BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=False,
     )  # fmt: skip
     assert partial[program].tolist() == [0.0, 12.0, 0.0, 6.0]
-    torch.testing.assert_close(dx[rows], -2 * ROW**2)
+    torch.testing.assert_close(dx[rows][1:], -2 * ROW[1:] ** 2)
+    assert not dx[: FAR * H + 2].any()  # rows before FIRST
+
+
+def test_layer_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    H, D = 2, FAR // 2 + 8  # the last columns of the last head
+    x, dy, sums = far(2 * H, D), far(2 * H, D), far(2, H, D)
+    stats = torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 2.0, 1.0, 2.0]])
+    x[1::2, -4:-1], dy[1::2, -4:-1] = ROW[:, 0], torch.tensor([[1.0], [2.0]]).half()
+    number_programs(D // 4 - 1, 1)
+    layer_norm._columns_kernel[(1, 1)](
+        dy_ptr=dy, x_ptr=x, stats_ptr=stats, sums_ptr=sums, N=2 * H, H=H, D=D, NEED_DW=True, NEED_DB=True, BLOCK_N=1,
+        BLOCK_D=4,
+    )  # fmt: skip
+    assert sums[:, 1, -4:].tolist() == [[0.0, 6.0, 12.0, 0.0], [3.0, 3.0, 3.0, 0.0]]
