@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from porter_kernels.accuracy import excess
 from porter_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
 from tests.porter_kernels.linear_cross_entropy_budget import (
     DEVICE,
@@ -189,7 +190,10 @@ def test_shift_is_that_of_labels(dtype: torch.dtype, generator: torch.Generator)
     flat = Case(case.hidden, case.weight, by_hand.flatten(), case.bias).but(reduction="none")
     flat = flat.but(token_weight=functional.pad(token_weight[:, 1:], (0, 1)).flatten())
     for name, value in run_case(linear_cross_entropy, flat).items():
-        assert torch.equal(value.flatten(), shifted[name].flatten()), name
+        if name in ("weight", "bias"):  # sums over rows, of which the shifted call has fewer: grouped otherwise
+            assert excess(shifted[name], value.double(), 15, value.abs().max()) <= 1, name
+        else:
+            assert torch.equal(value.flatten(), shifted[name].flatten()), name
     assert shifted["loss"].shape == (3, 5) and not shifted["loss"][:, -1].any()
     assert not shifted["hidden"][:, -1].any()
 
