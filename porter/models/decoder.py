@@ -102,6 +102,17 @@ class Decoder(nn.Module):
         super().__init__()
         self.blueprint, self.loader = blueprint, loader
 
+    def place(
+        self, length: int, device: torch.device, cache: Cache | None = None, documents_BS: Tensor | None = None
+    ) -> Positions:
+        """The positions of the next `length` tokens a row, whose slots are taken from the cache.
+
+        Raises:
+            UsageError: they pass the end of a learned position table.
+        """
+        check_length(self.blueprint, (cache.length if cache else 0) + length)
+        return Positions(cache.take(length) if cache else 0, length, device, documents_BS)
+
     def embed(self, ids_BT: Tensor, positions: Positions, tap: Tap = no_tap) -> Tensor:
         """[B, T, D], the residual stream before the first layer; taps embed.out."""
         return self.loader.embed()(ids_BT, positions, tap)  # type: ignore[no-any-return]
@@ -117,13 +128,16 @@ class Decoder(nn.Module):
         """[B, T, V]; taps final.norm and logits."""
         return self.loader.head()(x_BTD, tap)  # type: ignore[no-any-return]
 
-    def forward(self, ids_BT: Tensor, cache: Cache | None = None, tap: Tap = no_tap) -> Tensor:
+    def forward(
+        self, ids_BT: Tensor, cache: Cache | None = None, tap: Tap = no_tap, documents_BS: Tensor | None = None
+    ) -> Tensor:
         """Logits of the tokens.
 
         Args:
-            ids_BT: [B, T], int64; with a cache they follow the positions it holds.
+            ids_BT: [B, T], int64; with a cache they follow the tokens it holds.
             cache: filled on the way; None: no cache.
             tap: called with (node, value); nodes of layers come as layers.3.attn.ctx.
+            documents_BS: [B, S], int64: the document of every slot so far, -1 for padding; None: a row is one document.
 
         Returns:
             [B, T, V], in the dtype of the weights.
@@ -131,9 +145,7 @@ class Decoder(nn.Module):
         Raises:
             UsageError: positions pass the end of a learned position table.
         """
-        start = cache.length if cache else 0
-        check_length(self.blueprint, start + ids_BT.shape[1])
-        positions = Positions(start, ids_BT.shape[1], ids_BT.device)
+        positions = self.place(ids_BT.shape[1], ids_BT.device, cache, documents_BS)
         x_BTD = self.embed(ids_BT, positions, tap)
         for i in range(self.blueprint.dims.layers):
             x_BTD = self.layer(i, x_BTD, positions, cache, prefixed(tap, i))

@@ -122,7 +122,7 @@ class Embedding(nn.Module):
             else:
                 x_BTD = x_BTD * self.spec.scale
         if self.spec.positions == "learned":
-            x_BTD = x_BTD + F.embedding(positions.ids_T + self.spec.pos_offset, self.pos.weight)
+            x_BTD = x_BTD + F.embedding(positions.ids_BT + self.spec.pos_offset, self.pos.weight)
         if self.spec.norm:
             x_BTD = self.embed_norm(x_BTD)
         tap("embed.out", x_BTD)

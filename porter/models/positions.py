@@ -8,33 +8,66 @@ from porter_kernels.rope_tables import rope_frequencies, rope_tables
 
 
 class Positions:
-    """Positions start .. start + length - 1 of a sequence, with the tables and masks made for them so far."""
+    """Where the tokens of one forward pass stand in their rows, with the tables and masks made for them so far.
 
-    def __init__(self, start: int, length: int, device: torch.device) -> None:
+    A slot is a place in a row, the cache's first; a position is what RoPE and position tables count. They are the same,
+    unless rows are padded or hold several documents: each document counts from 0, and padding belongs to none.
+
+    Attributes:
+        start: slots before these tokens.
+        length: tokens a row, T.
+        ids_BT: positions of the tokens, [B, T]; [1, T] where all rows are alike.
+    """
+
+    def __init__(self, start: int, length: int, device: torch.device, documents_BS: Tensor | None = None) -> None:
+        """
+        Args:
+            documents_BS: [B, start + length], int64: the document of every slot so far, -1 for padding; a token sees
+                tokens of its own document alone. None: a row is one document.
+
+        Raises:
+            ValueError: documents_BS is for another number of slots.
+        """
         self.start, self.length, self.device = start, length, device
-        self.ids_T = torch.arange(start, start + length, device=device)
+        slots = start + length
+        if documents_BS is not None and documents_BS.shape[1] != slots:
+            raise ValueError(
+                f"Positions: documents_BS has {documents_BS.shape[1]} slots, expected {slots}: {start} before these "
+                f"tokens and {length} of their own. Pass the documents of the whole row so far."
+            )
+        self._documents_BS = None if documents_BS is None else documents_BS.to(device)
+        self._positions_BS = self._count_positions(slots)
+        self.ids_BT = self._positions_BS[:, start:]
         self._tables: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def tables(self, rope: Rope, dims: Dims, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin [1, T, R / 2] of one layer's RoPE; sin is negated where the spec rotates the other way."""
+        """cos and sin [1 or B, T, R / 2] of one layer's RoPE; sin is negated where the spec rotates the other way."""
         key = (rope.model_dump_json(), dtype)
         if key not in self._tables:
             self._tables[key] = self._make_tables(rope, dims, dtype)
         return self._tables[key]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[1, 1, T, S], added to scores: 0 where the key may be seen, the dtype's least value elsewhere."""
+        """[1 or B, 1, T, S], added to scores: 0 where the key may be seen, the dtype's least value elsewhere."""
         key = (window, dtype)
         if key not in self._masks:
-            keys_S = torch.arange(self.start + self.length, device=self.device)
-            distance_TS = self.ids_T[:, None] - keys_S[None, :]
-            visible_TS = distance_TS >= 0
+            distance_BTS = self.ids_BT[:, :, None] - self._positions_BS[:, None, :]
+            visible_BTS = distance_BTS >= 0
             if window is not None:
-                visible_TS &= distance_TS < window
+                visible_BTS &= distance_BTS < window
+            if self._documents_BS is not None:
+                visible_BTS &= self._documents_BS[:, self.start :, None] == self._documents_BS[:, None, :]
             zero = torch.zeros((), dtype=dtype, device=self.device)
-            self._masks[key] = torch.where(visible_TS, zero, torch.finfo(dtype).min)[None, None]
+            self._masks[key] = torch.where(visible_BTS, zero, torch.finfo(dtype).min)[:, None]
         return self._masks[key]
+
+    def _count_positions(self, slots: int) -> Tensor:
+        """[1 or B, S]: how many tokens of its own document stand before each slot."""
+        if self._documents_BS is None:
+            return torch.arange(slots, device=self.device)[None]
+        same_BSS = self._documents_BS[:, :, None] == self._documents_BS[:, None, :]
+        return same_BSS.tril(-1).sum(-1)
 
     def _make_tables(self, rope: Rope, dims: Dims, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         scaling = rope.scaling.model_dump(exclude_none=True) if rope.scaling else {}
@@ -46,11 +79,11 @@ class Positions:
             dim=rope.dim or int(dims.head_dim * rope.partial),
             scaling=scaling,
             max_positions=dims.max_pos,
-            seq_len=self.start + self.length,
+            seq_len=self._reach(),
         )
         cos, sin = rope_tables(
             inv_freq,
-            self.ids_T,
+            self.ids_BT,
             attention_factor=attention_factor,
             inv_freq_dtype=rope.inv_freq_dtype,
             pos_dtype=rope.pos_dtype,
@@ -58,6 +91,10 @@ class Positions:
             act_dtype=dtype,
         )
         return cos, -sin if rope.negate else sin
+
+    def _reach(self) -> int:
+        """Positions up to the farthest token of any row."""
+        return self.start + self.length if self._documents_BS is None else int(self.ids_BT.max()) + 1
 
 
 class LayerCache:
@@ -78,13 +115,18 @@ class LayerCache:
 
 
 class Cache:
-    """The key/value cache of a decoder."""
+    """The key/value cache of a decoder.
+
+    Attributes:
+        length: slots taken so far, in every layer.
+    """
 
     def __init__(self, num_layers: int) -> None:
         self.layers = [LayerCache() for _ in range(num_layers)]
+        self.length = 0
 
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        k_BGSK = self.layers[0].k_BGSK
-        return 0 if k_BGSK is None else k_BGSK.shape[2]
+    def take(self, slots: int) -> int:
+        """The first of the next `slots` slots, which the tokens of one forward pass fill layer by layer."""
+        first = self.length
+        self.length += slots
+        return first

@@ -103,6 +103,48 @@ def check_decoding(family: str, chunks: list[int]) -> None:
     assert rel_l2(decode(build.model(), ids_BT, chunks), truth) <= 4 * prefill_error
 
 
+KINDS = ["gpt2", "llama", "gemma2", "gemma3", "gpt_neox"]  # learned positions, GQA, softcaps, windows, partial RoPE
+
+
+@torch.no_grad()
+def check_rows(family: str, rows: list[list[int]], lengths: list[int]) -> None:
+    """Each document of the rows, in float64, as if it were alone; the last two tokens of a row through the cache.
+
+    Args:
+        rows: the document of each slot, -1 for padding.
+        lengths: tokens of the documents, as they first come in the rows.
+    """
+    build = tiny(family)
+    model, documents_BS = build.model("float64"), torch.tensor(rows)
+    texts = [random_ids(build, 200, batch=2)[i % 2, i : i + n] for i, n in enumerate(lengths)]
+    ids_BS, places = torch.zeros_like(documents_BS), []
+    for row, documents in enumerate(documents_BS):
+        for document in sorted({*documents.tolist()} - {-1}):
+            places.append((row, (documents == document).nonzero().flatten()))
+            ids_BS[row, places[-1][1]] = texts[len(places) - 1]
+    start, cache = documents_BS.shape[1] - 2, Cache(build.blueprint.dims.layers)
+    parts = [model(ids_BS[:, :start], cache, documents_BS=documents_BS[:, :start])]
+    parts += [model(ids_BS[:, i : i + 1], cache, documents_BS=documents_BS[:, : i + 1]) for i in (start, start + 1)]
+    found = torch.cat(parts, 1)
+    for (row, slots), text in zip(places, texts, strict=True):
+        assert rel_l2(found[row, slots], model(text[None])[0]) < 1e-13
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_rows_padded_on_the_left_are_the_rows_without(family: str) -> None:
+    check_rows(family, [[0] * 140, [-1] * 5 + [0] * 135], [140, 135])  # past the windows of 128
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_rows_padded_on_the_right_may_be_decoded(family: str) -> None:
+    check_rows(family, [[0] * 12, [0] * 5 + [-1] * 5 + [0] * 2], [12, 7])
+
+
+@pytest.mark.parametrize("family", KINDS)
+def test_packed_documents_do_not_see_each_other(family: str) -> None:
+    check_rows(family, [[0] * 7 + [1] * 135], [7, 135])
+
+
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_generate_is_hf_greedy(family: str) -> None:
     build, num_tokens = tiny(family), 12

@@ -62,12 +62,43 @@ def test_a_negated_rope_turns_the_other_way() -> None:
     assert torch.equal(cos, cos_back) and torch.equal(sin, -sin_back) and sin.any()
 
 
-def test_the_cache_appends_along_the_keys() -> None:
-    cache, held = Cache(2), LayerCache()
-    assert cache.length == 0
+def test_positions_count_the_tokens_of_a_document_and_padding_is_none() -> None:
+    documents_BS = torch.tensor([[-1, -1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, -1, -1, 0]])
+    assert Positions(0, 5, CPU, documents_BS).ids_BT.tolist() == [[0, 1, 0, 1, 2], [0, 1, 0, 1, 2], [0, 1, 0, 1, 2]]
+    assert Positions(3, 2, CPU, documents_BS).ids_BT.tolist() == [[1, 2], [1, 2], [1, 2]]
+    assert Positions(3, 2, CPU).ids_BT.tolist() == [[3, 4]]
+
+
+def test_a_token_sees_its_own_document_alone() -> None:
+    documents_BS = torch.tensor([[-1, -1, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, -1, -1, 0]])
+    seen = Positions(3, 2, CPU, documents_BS).mask(None, torch.float32) == 0
+    assert seen.shape == (3, 1, 2, 5)
+    rows = [[row.nonzero().flatten().tolist() for row in sample[0]] for sample in seen]
+    assert rows == [[[2, 3], [2, 3, 4]], [[2, 3], [2, 3, 4]], [[2, 3], [0, 1, 4]]]  # padding sees padding: no empty row
+    seen = Positions(3, 2, CPU, documents_BS).mask(2, torch.float32) == 0
+    assert [sample[0, 1].nonzero().flatten().tolist() for sample in seen] == [[3, 4], [3, 4], [1, 4]]
+
+
+def test_documents_of_other_slots_than_the_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"documents_BS has 2 slots, expected 5: 3 before these tokens and 2 of"):
+        Positions(3, 2, CPU, torch.zeros(1, 2, dtype=torch.long))
+
+
+def test_the_reach_of_a_padded_row_is_its_farthest_token() -> None:
+    documents_BS = torch.tensor([[-1] * 6 + [0] * 3, [-1] * 5 + [0] * 4])
+    assert Positions(0, 9, CPU, documents_BS)._reach() == 6  # padding counts too
+    assert Positions(6, 3, CPU, documents_BS)._reach() == 4
+    assert Positions(6, 3, CPU)._reach() == 9
+
+
+def test_a_layer_s_cache_appends_along_the_keys() -> None:
+    held = LayerCache()
     k, v = torch.arange(6.0).view(1, 1, 3, 2), torch.arange(6.0, 12.0).view(1, 1, 3, 2)
     assert held.update(k[:, :, :2], v[:, :, :2])[0].shape == (1, 1, 2, 2)
     both = held.update(k[:, :, 2:], v[:, :, 2:])
     assert torch.equal(both[0], k) and torch.equal(both[1], v)
-    cache.layers[0] = held
-    assert cache.length == 3
+
+
+def test_slots_are_taken_one_after_the_other() -> None:
+    cache = Cache(2)
+    assert (cache.take(3), cache.take(1), cache.length) == (0, 3, 4)
