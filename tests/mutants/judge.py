@@ -105,11 +105,11 @@ def importers(tree: Path, op: str) -> frozenset[str]:
 
 
 def _read_survey(file: str, text: str, tests: dict[str, Any]) -> dict[str, Known]:
-    functions = {
-        node.name: ast.get_source_segment(text, node) or ""
-        for node in ast.parse(text).body
-        if isinstance(node, ast.FunctionDef)
-    }
+    nodes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
+    functions = {}
+    for name, node in nodes.items():  # with the fixtures of the file that it asks for
+        own = [node, *(nodes[argument.arg] for argument in node.args.args if argument.arg in nodes)]
+        functions[name] = "".join(ast.get_source_segment(text, each) or "" for each in own)
     known = {}
     for test, entry in tests.items():
         function = functions.get(re.split(r"::|\[", test)[1], "")

@@ -157,7 +157,7 @@ class Trial:
 
 def is_opaque(test: str) -> bool:
     """Whether a test, given its text, hides the lines that it executes."""
-    return any(part in test for part in ("torch.compile(", "subprocess.run(", "run_without_gpu("))
+    return any(part in test for part in ("torch.compile(", "subprocess.run(", "subprocess.Popen(", "run_without_gpu("))
 
 
 def run_tests(tree: Path, files: Sequence[str], limits: dict[str, float] | None) -> Outcome:

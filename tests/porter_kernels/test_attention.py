@@ -30,6 +30,11 @@ def packed(T: int) -> Tensor:
     return (sequence[:, None] == sequence)[None, None].to(DEVICE)
 
 
+def own_keys(H: int, S: int) -> Tensor:
+    """[1, H, 1, S]: head h sees every (h + 1)th key."""
+    return (torch.arange(S) % torch.arange(1, H + 1)[:, None] == 0)[None, :, None].to(DEVICE)
+
+
 # B, H, G, T, S, K, then how
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "least": ((1, 1, 1, 1, 1, 1), {}),
@@ -39,6 +44,9 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "one key head": ((1, 4, 1, 17, 17, 5), {}),
     "beyond one block": ((1, 2, 1, 137, 137, 8), {}),
     "cached keys": ((2, 4, 2, 3, 19, 8), {}),
+    "as many keys as features": ((1, 2, 2, 3, 8, 8), {}),
+    "as many samples as heads": ((4, 4, 2, 5, 5, 8), {}),
+    "own keys a head": ((1, 4, 2, 7, 7, 8), {"mask": own_keys(4, 7)}),
     "one query": ((2, 4, 2, 1, 19, 8), {}),
     "window": ((2, 4, 2, 19, 19, 8), {"window": 4}),
     "window of one": ((1, 2, 2, 5, 5, 8), {"window": 1}),
@@ -132,6 +140,29 @@ def test_backend_follows_from_what_is_needed(dtype: torch.dtype, how: dict[str, 
     how = dict(how)
     q = torch.zeros(1, 2, 1, how.pop("K", 16), dtype=dtype, device=DEVICE)
     assert choose_backend(q, **how) == backend
+
+
+@pytest.mark.parametrize(("B", "K", "backend"), [(1, 16, "flex"), (32, 8, "plain")])
+def test_on_a_gpu_flex_takes_heads_that_are_wide_enough(B: int, K: int, backend: str) -> None:
+    q = SimpleNamespace(shape=(B, 2, 1, K), dtype=torch.bfloat16, device=torch.device("cuda"))
+    assert choose_backend(q, softcap=1.0, sinks=None) == backend
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("case", [case for case in CASES if "sinks" not in CASES[case][1]])
+def test_what_flex_is_given_matches_reference(
+    case: str, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Run as torch writes it down, which any device can."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    monkeypatch.setattr(module, "_compile_flex", lambda: flex_attention)
+    (q, k, v), _, how = draw(case, torch.float32, generator)
+    whole = How(**{"softcap": None, "window": None, "causal": True, "mask": None, "sinks": None} | how)
+    with torch.no_grad():
+        y = module._run_flex(q, k, v, whole)
+    truth = attention(q.double(), k.double(), v.double(), **how)
+    assert excess(y, truth, q.shape[3] + k.shape[2], v.abs().max()) <= 1
 
 
 def their_mask(B: int, T: int, S: int, window: int | None, padded: bool, dtype: torch.dtype) -> Tensor:

@@ -244,6 +244,19 @@ def test_it_is_compiled_anew_for_those_it_does(change: dict[str, object], fake_k
     assert len(fake_kernel.compiled) == 2
 
 
+def test_a_number_that_is_1_is_compiled_as_such(fake_kernel: FakeKernel) -> None:
+    for n in (33, 1, 35):
+        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=n, BLOCK=8)
+    assert len(fake_kernel.compiled) == 2
+
+
+def test_a_launch_is_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    here, there = (SimpleNamespace(device=torch.device("cuda", i), dtype=torch.float32) for i in (0, 1))
+    assert launch.launching("op", here) is launch.HERE
+    assert launch.launching("op", there).idx == 1
+
+
 def test_another_device_compiles_anew(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (0, 1, 0):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)

@@ -209,6 +209,13 @@ def test_a_captured_graph_replays_on_other_labels(reduction: str, generator: tor
 # --- autocast --------------------------------------------------------------------------------
 
 
+def test_autocast_leaves_float64_alone() -> None:
+    inputs = [torch.zeros(2, 3, dtype=torch.float64, device=DEVICE) for _ in range(2)]
+    with torch.autocast(DEVICE, torch.bfloat16):
+        cast = problem.cast_under_autocast(*inputs, None)
+    assert [x.dtype for x in cast[:2]] == [torch.float64] * 2
+
+
 @pytest.mark.parametrize("bias", [True, False], ids="bias={}".format)
 @pytest.mark.parametrize("dtype", LATE, ids=str)
 def test_autocast_casts_float32_masters(dtype: torch.dtype, bias: bool, generator: torch.Generator) -> None:

@@ -100,6 +100,13 @@ def test_a_shared_head_is_one_call_over_all_rows(weights: bool, dtype: torch.dty
     assert_within_budget(gradients, case)
 
 
+def test_a_single_head_is_a_call(generator: torch.Generator) -> None:
+    heads = draw_heads(generator)
+    (hidden, *_), (weight, *_) = heads["hidden"], heads["weight"]
+    alone = linear_cross_entropy(hidden, weight, shifted(heads["target"], 1))
+    assert torch.equal(multi_head_linear_cross_entropy([hidden], [weight], heads["target"])[0], alone)
+
+
 def test_hidden_states_may_be_shared(generator: torch.Generator) -> None:
     heads = draw_heads(generator)
     hidden = heads["hidden"][0]
@@ -114,7 +121,9 @@ def test_hidden_states_may_be_shared(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("shared", [True, False], ids="shared={}".format)
-@pytest.mark.parametrize("options", [{"reduction": "sum"}, {"num_items": 5}, {"reduction": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"reduction": "sum"}, {"num_items": 5}, {"z_loss": 0.1}, {"reduction": "none"}], ids=str
+)
 def test_reductions(options: dict[str, Any], shared: bool, generator: torch.Generator) -> None:
     heads = draw_heads(generator)
     weight = heads["weight"][0] if shared else heads["weight"]

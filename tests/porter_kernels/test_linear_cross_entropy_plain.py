@@ -49,11 +49,13 @@ def test_reference_gradient(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("plain", [naive_linear_cross_entropy, chunked_linear_cross_entropy])
 @pytest.mark.parametrize("bias", [True, False], ids="bias={}".format)
-def test_plain_losses_are_the_references(plain, bias: bool, generator: torch.Generator) -> None:
-    case = draw(generator, N=23, bias=bias, dtype=torch.float64)
+@pytest.mark.parametrize("ignore_index", [-100, 7])
+def test_plain_losses_are_the_references(plain, ignore_index: int, bias: bool, generator: torch.Generator) -> None:
+    case = draw(generator, N=23, bias=bias, dtype=torch.float64, ignore_index=ignore_index)
     only = {"chunk_rows": 5} if plain is chunked_linear_cross_entropy else {}
-    case.target[3] = -100
+    case.target[3] = ignore_index
     shaped = type(case)(case.hidden[:22].view(2, 11, -1), case.weight, case.target[:22].view(2, 11), case.bias)
+    shaped = shaped.but(ignore_index=ignore_index)
     golden = run_case(linear_cross_entropy_reference, shaped)
     for name, value in run_case(plain, shaped.walked(**only)).items():
         torch.testing.assert_close(value.double(), golden[name], rtol=1e-6, atol=1e-7, check_dtype=False)

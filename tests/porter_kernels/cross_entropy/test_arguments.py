@@ -15,6 +15,9 @@ LOGITS, TARGET = torch.zeros(2, 3, 5), torch.zeros(2, 3, dtype=torch.int64)
     [
         ({"target": TARGET[0]}, r"target has shape \[3\], expected \[2, 3\].*movedim.*shift labels"),
         ({"logits": torch.tensor(0.0)}, r"target has shape \[2, 3\], expected \[\]"),
+        ({"logits": torch.tensor(0.0), "target": torch.tensor(0)}, r"target has shape \[\], expected \[\]"),
+        ({"logits": torch.zeros(1).expand(2, 3, 2**24)}, r"logits have 16777216 classes, expected 1 to 16777215"),
+        ({"weight": torch.ones(5, device="meta")}, r"weight is torch.float32 on meta, expected torch.float32 on cpu"),
         ({"logits": torch.zeros(2, 3, 0)}, r"logits have 0 classes, expected 1 to 16777215"),
         ({"logits": LOGITS.double()}, r"logits are torch.float64, expected float32.*cross_entropy_reference"),
         ({"target": TARGET.int()}, r"target is torch.int32 on cpu, expected torch.int64.*target\.to\("),

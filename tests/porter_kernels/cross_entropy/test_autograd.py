@@ -26,6 +26,24 @@ def test_every_backward_gives_equal_gradients_in_memory_of_its_own(
     assert len({gradient.data_ptr() for gradient in runs}) == 3
 
 
+class Unused(torch.autograd.Function):
+    """Its input has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> None:
+        return None
+
+
+def test_a_loss_that_nothing_depends_on_gives_no_gradient(generator: torch.Generator) -> None:
+    case, logits = small(generator, "plain")
+    Unused.apply(case.loss(logits)).backward()
+    assert logits.grad is None
+
+
 @pytest.mark.usefixtures("small_cuts")
 def test_each_backward_has_its_own_upstream_gradient(generator: torch.Generator) -> None:
     case, logits = small(generator, "everything", torch.bfloat16)
