@@ -1,4 +1,4 @@
-"""The report of a finished run: its verdict, the one sentence, and where it ran."""
+"""The report of a finished run: its verdict and where it ran."""
 
 import os
 import platform
@@ -12,7 +12,8 @@ import transformers
 
 from porter import __version__
 from porter.comparison.report import Axis, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
-from porter.comparison.verdicts import THRESHOLDS, conclude, suspects
+from porter.comparison.sentence import sentence
+from porter.comparison.verdicts import THRESHOLDS, conclude
 from porter.models.build import Build
 from porter.models.matmul import needs_float32
 from porter.models.ops import OpsName
@@ -69,39 +70,9 @@ def make_report(
         environment=_environment(device, getattr(torch, build.dtype)),
         command=command or f"porter.diff({build.name!r})",
         timings_s={name: round(value, 3) for name, value in timings_s.items()},
+        fail_on=tuple(fail_on),
     )
-    return replace(report, sentence=_sentence(report, fail_on))
-
-
-def _sentence(report: DiffReport, fail_on: Sequence[str]) -> str:
-    """Verdict, node, number, and what to look at."""
-    fail = report.first_fail
-    if fail is not None:
-        return f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}. Look at {suspects(fail.name)}."
-    if report.verdict == "PASS":
-        dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages))
-        return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
-    if report.verdict == "INCONCLUSIVE":
-        stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
-        where = f" at {stage.first} ({stage.name}, {stage.dtype}): {stage.detail}" if stage and stage.first else ""
-        return f"INCONCLUSIVE{where or ': no node was compared'}."
-    return _warned(report, fail_on)
-
-
-def _warned(report: DiffReport, fail_on: Sequence[str]) -> str:
-    """The sentence of a WARN, or of one that --fail-on made a FAIL."""
-    unequal = next((s for s in report.stages if s.name == "exact" and s.status == "WARN"), None)
-    judged = next((s for s in report.stages if s.name != "exact" and s.status == "WARN"), None)
-    if unequal is not None and (judged is None or "exact" in fail_on):
-        where = f"{unequal.first} (exact, {unequal.dtype}): {unequal.detail}"
-        return f"{report.verdict} at {where}. Same function, other rounding: look at {suspects(str(unequal.first))}."
-    if judged is not None:
-        return f"{report.verdict} at {judged.first} ({judged.name}, {judged.dtype}): {judged.detail}."
-    check = next((check for check in report.preflight if check.status == "WARN"), None)
-    if check is not None:
-        return f"{report.verdict}: {check.name} {check.detail}."
-    missing = sum(node.status == "NOT_COMPARED" for node in report.nodes)
-    return f"{report.verdict}: {missing} nodes were not compared."
+    return replace(report, sentence=sentence(report))
 
 
 def _environment(device: torch.device, dtype: torch.dtype) -> dict[str, str]:

@@ -1,8 +1,12 @@
-"""Logits at the tokens that are looked at: KL, argmax agreement, mean square error."""
+"""Logits at the tokens that are looked at: KL, argmax agreement, mean square error, margins."""
+
+import math
 
 from torch import Tensor
 
-from porter.comparison.report import Logits, StageName
+from porter.comparison.report import Logits, LogitsAt, StageName
+
+_TOP = 5  # of each side's logits that a report shows
 
 
 def measure_logits(
@@ -28,7 +32,23 @@ def measure_logits(
         nmse=float((port64_NV - reference64_NV).square().sum() / reference64_NV.square().sum()),
         agreement=float((port_NV.argmax(-1) == reference_NV.argmax(-1)).double().mean()),
         tokens=len(at_N),
+        at=_each(at_N, kl_N, port64_NV, reference64_NV, golden_NV),
     )
+
+
+def _each(at_N: Tensor, kl_N: Tensor, port_NV: Tensor, reference_NV: Tensor, golden_NV: Tensor) -> tuple[LogitsAt, ...]:
+    """The largest logits of each token, and the reference's margin over its own rounding."""
+    top = min(_TOP, port_NV.shape[1])
+    sides = [side.topk(top, -1) for side in (reference_NV, port_NV)]
+    floor_N = math.sqrt(2) * (reference_NV - golden_NV).square().mean(-1).sqrt()
+    found = []
+    for row, token in enumerate(at_N.tolist()):
+        reference, port = (
+            tuple(zip(side.indices[row].tolist(), side.values[row].tolist(), strict=True)) for side in sides
+        )
+        margin = reference[0][1] - reference[1][1] if top > 1 else math.inf
+        found.append(LogitsAt(token, float(kl_N[row]), margin, float(floor_N[row]), reference, port))
+    return tuple(found)
 
 
 def _kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:

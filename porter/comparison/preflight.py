@@ -1,5 +1,7 @@
 """Before any number is compared: does the tokenizer do what the spec says, and what HF's class does?"""
 
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,7 @@ def _check_special(blueprint: Blueprint, hf: Any) -> list[Check]:
 def _check_ids(tokenizer: Tokenizer, hf: Any) -> Check:
     """tokenizer.json read by `tokenizers` against HF's class, on tricky strings and every special token as text."""
     strings = [*TRICKY, *(f"a{token}b" for token in hf.all_special_tokens)]
+    rows: list[tuple[str, ...]] = []
     for text in strings:
         own, theirs = tokenizer.encode(text).ids, hf(text)["input_ids"]
         if own != theirs:
@@ -110,16 +113,44 @@ def _check_ids(tokenizer: Tokenizer, hf: Any) -> Check:
                 (i for i, (a, b) in enumerate(zip(own, theirs, strict=False)) if a != b), min(len(own), len(theirs))
             )
             return Check("tokenizer.ids", "FAIL", f"{text!r}: {own[at : at + 3]} from tokenizer.json, {theirs[at : at + 3]} from HF at token {at}")  # fmt: skip  # noqa: E501
-    return Check("tokenizer.ids", "PASS", f"{len(strings)} strings encode alike")
+        rows.append((repr(text), *(" ".join(map(str, ids)) for ids in (own, theirs))))
+    head = ("text", "ids from tokenizer.json", "ids from HuggingFace")
+    return Check("tokenizer.ids", "PASS", f"{len(strings)} strings encode alike", head, tuple(rows))
 
 
 def check_config(build: Build) -> list[Check]:
-    """A checkpoint's config against the size it is built as."""
+    """A checkpoint's config against the size it is built as, and which of its tensors fills what."""
+    return [*_check_knobs(build), _check_ledger(build)]
+
+
+def _check_knobs(build: Build) -> list[Check]:
     if build.size is None or build.folder is None:
         return []
     size, found = build.family.size(build.size), build.reference_blueprint
     expected = resolve(build.family, size.config, (), size.tokenizer).blueprint
     differing = [f for f in Blueprint.model_fields if f != "tokenizer" and getattr(expected, f) != getattr(found, f)]
+    head = ("key", "checkpoint", f"size {build.size}")
+    keys = dict.fromkeys((*size.config, *build.config))
+    rows = tuple((key, *(_said(config, key) for config in (build.config, size.config))) for key in keys)
     if differing:
-        return [Check("config", "WARN", f"differs from the size {build.size} in {', '.join(differing)}")]
-    return [Check("config", "PASS", f"resolves as the size {build.size} does")]
+        return [Check("config", "WARN", f"differs from the size {build.size} in {', '.join(differing)}", head, rows)]
+    return [Check("config", "PASS", f"resolves as the size {build.size} does", head, rows)]
+
+
+def _said(config: Mapping[str, Any], key: str) -> str:
+    return json.dumps(config[key]) if key in config else "–"
+
+
+def _check_ledger(build: Build) -> Check:
+    """Every tensor of the checkpoint is used once or ignored by name: anything else has ended the run before this."""
+    ledger = build.reader().ledger
+    rows = [
+        (entry.source, name, " × ".join(map(str, entry.shape)) + (", transposed" if entry.transpose else ""))
+        for name, entry in ledger.entries.items()
+    ]
+    rows += [(twin, f"equals {original}", "") for twin, original in ledger.twins]
+    rows += [(name, "ignored", "") for name in ledger.ignored]
+    sources = len({entry.source for entry in ledger.entries.values()})
+    said = f"{sources} tensors fill {len(ledger.entries)} parameters, none missing, none left over"
+    said += f", {len(ledger.ignored)} ignored by name" if ledger.ignored else ""
+    return Check("weights.ledger", "PASS", said, ("tensor", "parameter", "shape"), tuple(rows))

@@ -11,6 +11,7 @@ Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
 StageName = Literal["preflight", "exact", "semantics", "precision"]
 NodeKind = Literal["observable", "gauge"]
 SCHEMA = "porter.diff/1"
+SAFE_MARGIN = 4.0  # floors: past this margin rounding alone does not flip an argmax
 
 
 @dataclass(frozen=True)
@@ -120,11 +121,47 @@ class Stage:
 
 @dataclass(frozen=True)
 class Check:
-    """One preflight check."""
+    """One preflight check.
+
+    Attributes:
+        head, rows: what was compared, as a table; empty where the detail says it all.
+    """
 
     name: str
     status: Verdict
     detail: str
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class LogitsAt:
+    """The logits after one token, propagated.
+
+    Attributes:
+        token: index in the prompt.
+        kl: KL(reference‖port) here, in nats.
+        margin: the reference's largest logit less its second largest.
+        floor: what rounding alone moves such a margin by: √2 · rms(reference − golden) over the vocabulary.
+        reference, port: each side's largest logits, largest first, as (id, logit).
+    """
+
+    token: int
+    kl: float
+    margin: float
+    floor: float
+    reference: tuple[tuple[int, float], ...]
+    port: tuple[tuple[int, float], ...]
+
+    @property
+    def flipped(self) -> bool:
+        """The port would say another word."""
+        return self.reference[0][0] != self.port[0][0]
+
+    @property
+    def safe(self) -> bool:
+        """The margin is so wide that rounding alone does not flip the word."""
+        return self.margin > SAFE_MARGIN * self.floor
 
 
 @dataclass(frozen=True)
@@ -137,6 +174,7 @@ class Logits:
         nmse: ‖port − reference‖² / ‖reference‖².
         agreement: share of tokens where the argmax agrees.
         tokens: how many tokens were looked at.
+        at: what they are at each of these; empty in a report of an earlier porter.
     """
 
     stage: StageName
@@ -148,6 +186,7 @@ class Logits:
     nmse: float
     agreement: float
     tokens: int = 0
+    at: tuple[LogitsAt, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -217,6 +256,7 @@ class DiffReport:
     command: str
     timings_s: Mapping[str, float]
     warnings: tuple[str, ...] = ()
+    fail_on: tuple[str, ...] = ()  # what counted as divergence besides FAIL
 
     @property
     def compared(self) -> int:

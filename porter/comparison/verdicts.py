@@ -38,9 +38,15 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
 )  # fmt: skip
 
 
-def judge(stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tuple[int, int]) -> tuple[Verdict, str]:
-    """Verdict and reason of one node; gauge nodes warn at most."""
-    limits = THRESHOLDS[stage][dtype]
+def judge(
+    stage: StageName, dtype: str, kind: str, local: Local, nonfinite: tuple[int, int], limits: Limits | None = None
+) -> tuple[Verdict, str]:
+    """Verdict and reason of one node; gauge nodes warn at most.
+
+    Args:
+        limits: instead of the stage's THRESHOLDS in that dtype.
+    """
+    limits = THRESHOLDS[stage][dtype] if limits is None else limits
     if nonfinite[0] > nonfinite[1]:
         return "FAIL", f"{nonfinite[0]} values of the port are not finite, {nonfinite[1]} of the reference"
     if nonfinite[1]:

@@ -7,6 +7,7 @@ tensors is null.
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, replace
 from typing import Any, TypeVar, get_type_hints
 
 from porter.comparison.report import (
@@ -16,6 +17,7 @@ from porter.comparison.report import (
     DiffReport,
     Local,
     Logits,
+    LogitsAt,
     NodeDiff,
     Prompt,
     Propagated,
@@ -53,10 +55,17 @@ def to_json(report: DiffReport) -> Json:
         },
         "stages": [_fields(stage) for stage in report.stages],
         "preflight": [
-            {"check": check.name, "status": check.status, "detail": check.detail} for check in report.preflight
+            {
+                "check": check.name,
+                "status": check.status,
+                "detail": check.detail,
+                "head": _encode(check.head),
+                "rows": _encode(check.rows),
+            }
+            for check in report.preflight
         ],
         "nodes": [_node_to_json(node) for node in report.nodes],
-        "logits": [_fields(logits) for logits in report.logits],
+        "logits": [{**_fields(logits), "at": [_fields(each) for each in logits.at]} for logits in report.logits],
         "axes": [_fields(axis) for axis in report.axes],
         "artifacts": {"html": "report.html"},
         "timings": {step: _encode(seconds) for step, seconds in report.timings_s.items()},
@@ -143,6 +152,7 @@ def _run_to_json(report: DiffReport) -> Json:
         ],
         "versions": dict(report.environment),
         "command": report.command,
+        "fail_on": list(report.fail_on),
         "seed": report.environment.get("seed"),
     }
 
@@ -210,9 +220,9 @@ def _report_from_json(document: Mapping[str, Any]) -> DiffReport:
             for each in run["prompts"]
         ),
         stages=tuple(_known(Stage, each) for each in document["stages"]),
-        preflight=tuple(Check(each["check"], each["status"], each["detail"]) for each in document["preflight"]),
+        preflight=tuple(_check(each) for each in document["preflight"]),
         nodes=tuple(_node(each) for each in document["nodes"]),
-        logits=tuple(_known(Logits, each) for each in document["logits"]),
+        logits=tuple(_logits(each) for each in document["logits"]),
         axes=tuple(_known(Axis, each) for each in document["axes"]),
         declared=document["summary"]["declared"],
         thresholds={
@@ -223,6 +233,7 @@ def _report_from_json(document: Mapping[str, Any]) -> DiffReport:
         command=run["command"],
         timings_s={step: _decode(seconds) for step, seconds in document["timings"].items()},
         warnings=tuple(document.get("warnings", ())),
+        fail_on=tuple(run.get("fail_on", ())),
     )
 
 
@@ -235,9 +246,27 @@ def _known(kind: type[Flat], each: Mapping[str, Any]) -> Flat:
     """A flat dataclass from its own field names; keys that a later porter added are left alone."""
     values: Json = {}
     for name, hint in get_type_hints(kind).items():
+        if name not in each and kind.__dataclass_fields__[name].default is not MISSING:
+            continue  # a report of an earlier porter
         number = hint in (float, float | None) and each[name] is not None
         values[name] = _decode(each[name]) if number else each[name]
     return kind(**values)
+
+
+def _check(each: Json) -> Check:
+    rows = tuple(tuple(row) for row in each.get("rows", ()))
+    return Check(each["check"], each["status"], each["detail"], tuple(each.get("head", ())), rows)
+
+
+def _logits(each: Json) -> Logits:
+    return replace(_known(Logits, {**each, "at": ()}), at=tuple(_logits_at(token) for token in each.get("at", ())))
+
+
+def _logits_at(each: Json) -> LogitsAt:
+    reference, port = (tuple((i, _decode(value)) for i, value in each[side]) for side in ("reference", "port"))
+    return LogitsAt(
+        each["token"], _decode(each["kl"]), _decode(each["margin"]), _decode(each["floor"]), reference, port
+    )
 
 
 def _side(each: Json) -> Side:

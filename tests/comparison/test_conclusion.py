@@ -1,5 +1,6 @@
 """The one sentence: verdict, node, number, and where to look."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 
 from porter.comparison.conclusion import Findings, make_report
 from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Stage
+from porter.comparison.sentence import sentence
 from tests.models.tiny import tiny
 
 STAGE = Stage("semantics", "float32", "PASS", 1, None, "")
@@ -32,13 +34,13 @@ def stage(status: str, name: str = "semantics", detail: str = "rho 5 > 4") -> St
 CASES = [
     ({"nodes": [node("PASS")]}, 0, "PASS: 1 nodes of 3 layers agree with the reference in float32."),
     ({"nodes": [node("FAIL")], "stages": [stage("FAIL")]}, 1,
-     "FAIL at layers.0.attn.ctx (semantics, float32): rho 12 > 10. Look at block.rope.*"),
+     "FAIL at layers.0.attn.ctx (semantics, float32): rho 12 > 10; look at block.rope.*"),
     ({"nodes": [node("INCONCLUSIVE")], "stages": [stage("INCONCLUSIVE")]}, 4, "INCONCLUSIVE at layers.0.attn.n"),
     ({"stages": ()}, 4, "INCONCLUSIVE: no node was compared."),
     ({"stages": [stage("WARN")]}, 0, "WARN at layers.0.attn.norm (semantics, float32): rho 5 > 4."),
     ({"stages": [stage("WARN")], "fail_on": ["warn"]}, 1, "FAIL at layers.0.attn.norm (semantics, float32): rho 5"),
     ({"stages": [stage("WARN", "exact", "1 of 3 nodes differ"), STAGE]}, 0,
-     "WARN at layers.0.attn.norm (exact, float32): 1 of 3 nodes differ. Same function, other rounding: look at norm.*"),
+     "WARN at layers.0.attn.norm (exact, float32): 1 of 3 nodes differ; same function, other rounding: look at norm.*"),
     ({"stages": [stage("WARN", "exact", "d"), STAGE], "fail_on": ["exact"]}, 1, "FAIL at layers.0.attn.norm (exact"),
     ({"stages": [stage("WARN", "exact", "d"), stage("WARN")], "fail_on": ["exact"]}, 1,
      "FAIL at layers.0.attn.norm (exact"),
@@ -47,11 +49,27 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("given", "exit_code", "sentence"), CASES, ids=lambda each: str(each)[:40])
-def test_the_sentence_says_what_happened(given: dict, exit_code: int, sentence: str) -> None:
+@pytest.mark.parametrize(("given", "exit_code", "said"), CASES, ids=lambda each: str(each)[:40])
+def test_the_sentence_says_what_happened(given: dict, exit_code: int, said: str) -> None:
     found = report(**given)
-    assert found.sentence.startswith(sentence) and found.exit_code == exit_code
+    assert found.sentence.startswith(said) and found.exit_code == exit_code
     assert "\n" not in found.sentence and found.sentence.startswith(found.verdict)
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "overrides", "command"),
+    [
+        ("gemma-3-270m", "gemma3", (), "porter specs show gemma-3-270m --axes"),
+        ("gemma3-tiny", "gemma3", ("a=b c",), "porter specs show gemma3 --size tiny --set 'a=b c' --axes"),
+        ("olmo2-tiny", "./olmo2.yaml", (), "porter specs show ./olmo2.yaml --size tiny --axes"),
+        ("olmo2", "./olmo2.yaml", (), "porter specs show ./olmo2.yaml --axes"),
+        ("llama", "llama", (), "porter specs show llama --axes"),
+    ],
+)
+def test_a_failure_ends_in_a_command_that_can_be_run(name: str, spec: str, overrides: tuple, command: str) -> None:
+    found = report(nodes=[node("FAIL")], stages=[stage("FAIL")])
+    found = replace(found, name=name, overrides=overrides, port=replace(found.port, details={"spec": spec}))
+    assert sentence(found).endswith(f"; next: {command}")
 
 
 def test_a_report_says_where_it_ran(tmp_path: Path) -> None:

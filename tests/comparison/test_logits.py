@@ -43,3 +43,16 @@ def test_agreement_is_the_share_of_equal_argmaxes() -> None:
     assert measure(port_NV + 5, reference_NV + 7).kl == pytest.approx(
         measure(port_NV, reference_NV).kl
     )  # softmax's shift
+
+
+def test_each_token_has_its_margin_and_what_rounding_moves_one_by() -> None:
+    golden_NV = torch.tensor([[0.0, 3.0, 1.0], [5.0, 4.0, 0.0]], dtype=torch.float64)
+    reference_NV = golden_NV + torch.tensor([0.3, -0.3, 0.3])
+    port_NV = reference_NV.clone()
+    port_NV[1, 1] = 9.0
+    first, second = measure(port_NV, reference_NV, golden_NV, torch.tensor([2, 7])).at
+    assert (first.token, second.token) == (2, 7)
+    assert first.margin == pytest.approx(1.4) and first.floor == pytest.approx(0.3 * 2**0.5)
+    assert [each[0] for each in first.reference] == [1, 2, 0] and first.reference[0][1] == pytest.approx(2.7)
+    assert not first.flipped and second.flipped and second.port[0] == (1, 9.0)
+    assert not first.safe and second.margin == pytest.approx(1.6)  # 1.4 and 1.6 are under 4 x 0.42

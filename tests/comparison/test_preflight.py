@@ -105,9 +105,19 @@ def test_a_config_is_compared_with_the_size_it_is_built_as(tmp_path: Path) -> No
                        device="cpu", prompt=None, tokens=None)
         )  # fmt: skip
 
-    assert [(each.status, each.detail) for each in checked()] == [("PASS", "resolves as the size tiny does")]
+    same, ledger = checked()
+    assert (same.status, same.detail) == ("PASS", "resolves as the size tiny does")
+    assert ledger.detail == "29 tensors fill 29 parameters, none missing, none left over"
+    assert ("model.embed_tokens.weight", "embed.weight", "512 × 96") in ledger.rows
     change_config(folder, rms_norm_eps=1e-5, rope_theta=5e5)
-    assert [(each.status, each.detail) for each in checked()] == [
-        ("WARN", "differs from the size tiny in norm, blocks")
-    ]
-    assert check_config(tiny("gemma")) == []  # random weights have the size's own config
+    other, _ = checked()
+    assert (other.status, other.detail) == ("WARN", "differs from the size tiny in norm, blocks")
+    assert ("rope_theta", "500000.0", "10000.0") in other.rows and ("num_hidden_layers", "3", "3") in other.rows
+    assert [each.name for each in check_config(tiny("gemma"))] == ["weights.ledger"]  # their config is the size's own
+
+
+def test_strings_are_shown_with_the_ids_of_both(gemma, folder: Path) -> None:
+    found = {each.name: each for each in check_tokenizer(gemma, folder, load_tokenizer(folder))}["tokenizer.ids"]
+    assert len(found.rows) == len(TRICKY) + 3 and len(found.head) == 3
+    text, own, theirs = found.rows[0]
+    assert text == "'Hello world'" and own == theirs and own.startswith("2 ")

@@ -90,6 +90,18 @@ def test_keys_of_a_later_porter_are_left_alone() -> None:
     assert from_json({**document, "later": {}}) == synthetic.failing()
 
 
+def test_a_report_of_an_earlier_porter_is_read() -> None:
+    document = to_json(synthetic.failing())
+    del document["run"]["fail_on"]
+    for each in document["logits"]:
+        del each["at"], each["tokens"]
+    for check in document["preflight"]:
+        del check["head"], check["rows"]
+    read = from_json(document)
+    assert read.fail_on == () and {each.at for each in read.logits} == {()}
+    assert {check.rows for check in read.preflight} == {()} and {each.tokens for each in read.logits} == {0}
+
+
 @pytest.mark.parametrize("document", [{}, {"schema": "porter.diff/2"}, [], None], ids=str)
 def test_another_schema_is_refused(document) -> None:
     with pytest.raises(ArtifactError, match=r"schema is .*\n  expected: 'porter.diff/1'"):

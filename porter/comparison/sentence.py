@@ -1,0 +1,57 @@
+"""The one sentence of a report. No torch here: porter recheck writes it anew without any model."""
+
+import shlex
+
+from porter.comparison.report import DiffReport, NodeDiff
+from porter.comparison.verdicts import suspects
+
+
+def sentence(report: DiffReport) -> str:
+    """Verdict, node, number, and on a FAIL what to look at and how."""
+    fail = report.first_fail
+    if fail is not None:
+        return _failed(report, fail)
+    if report.verdict == "PASS":
+        dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages if stage.dtype))
+        return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
+    if report.verdict == "INCONCLUSIVE":
+        stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
+        where = f" at {stage.first} ({stage.name}, {stage.dtype}): {stage.detail}" if stage and stage.first else ""
+        return f"INCONCLUSIVE{where or ': no node was compared'}."
+    return _warned(report)
+
+
+def next_command(report: DiffReport) -> str:
+    """Prints the axes of the port's spec with their values in force: among them is the one that is wrong."""
+    spec = report.port.details.get("spec", report.name)
+    family, _, size = report.name.rpartition("-")
+    if size == "tiny" and family:
+        named = [spec, "--size", size]
+    elif spec.endswith((".yaml", ".yml")):
+        named = [spec]
+    else:
+        named = [report.name]
+    changed = [part for override in report.overrides for part in ("--set", override)]
+    return shlex.join(["porter", "specs", "show", *named, *changed, "--axes"])
+
+
+def _failed(report: DiffReport, fail: NodeDiff) -> str:
+    where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
+    return f"{where}; look at {suspects(fail.name)}; next: {next_command(report)}"
+
+
+def _warned(report: DiffReport) -> str:
+    """The sentence of a WARN, or of one that --fail-on made a FAIL."""
+    unequal = next((s for s in report.stages if s.name == "exact" and s.status == "WARN"), None)
+    judged = next((s for s in report.stages if s.name != "exact" and s.status == "WARN"), None)
+    if unequal is not None and (judged is None or "exact" in report.fail_on):
+        where = f"{unequal.first} (exact, {unequal.dtype}): {unequal.detail}"
+        same = f"{report.verdict} at {where}; same function, other rounding: look at {suspects(str(unequal.first))}"
+        return f"{same}; next: {next_command(report)}" if report.verdict == "FAIL" else f"{same}."
+    if judged is not None:
+        return f"{report.verdict} at {judged.first} ({judged.name}, {judged.dtype}): {judged.detail}."
+    check = next((check for check in report.preflight if check.status == "WARN"), None)
+    if check is not None:
+        return f"{report.verdict}: {check.name} {check.detail}."
+    missing = sum(node.status == "NOT_COMPARED" for node in report.nodes)
+    return f"{report.verdict}: {missing} nodes were not compared."
