@@ -4,10 +4,11 @@
     logits_BTV = decoder(ids_BT)
 
 A loader gives the units `embed`, `layers.0` … and `head`. Resident holds all of them; Streamed holds one at a time,
-so memory is flat in the number of layers.
+of the embedding the rows of the prompt alone and of the head a chunk of the vocabulary, so memory is flat in the
+number of layers and in the vocabulary.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Set
 from typing import Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from porter.errors import UsageError
 from porter.models.attention import Tap
 from porter.models.layers import Embedding, Head, Layer, no_tap
+from porter.models.modules import ChunkedLinear
 from porter.models.ops import Ops
 from porter.models.positions import Cache, Positions
 from porter.specs.blueprint import Blueprint
@@ -27,13 +29,19 @@ UnitT = TypeVar("UnitT", bound=nn.Module)
 class Loader(Protocol):
     """Where the decoder takes its units from."""
 
-    def embed(self) -> Embedding: ...
+    def embed_for(self, ids_BT: Tensor) -> tuple[Embedding, Tensor]:
+        """An embedding with the rows that the tokens need, and the tokens by its rows."""
+        ...
+
     def layer(self, index: int) -> Layer: ...
     def head(self) -> Head: ...
 
 
 class Streamed:
-    """Reads a unit when it is asked for and lets go of the one before, so that one is in memory at a time."""
+    """Reads a unit when it is asked for and lets go of the one before, so that one is in memory at a time.
+
+    With a reader that shares its tensors they stay until its `shared` is released too.
+    """
 
     def __init__(
         self, blueprint: Blueprint, ops: Ops, reader: WeightReader, dtype: torch.dtype, device: torch.device
@@ -41,32 +49,66 @@ class Streamed:
         self.blueprint, self.ops, self.reader, self.dtype, self.device = blueprint, ops, reader, dtype, device
         self._held: tuple[str, nn.Module] | None = None
 
-    def embed(self) -> Embedding:
-        return self._unit("embed", lambda: Embedding(self.blueprint, self.ops), "")
+    def embed_for(self, ids_BT: Tensor) -> tuple[Embedding, Tensor]:
+        rows_N, at_BT = torch.unique(ids_BT, return_inverse=True)
+        with torch.device("meta"):
+            unit = Embedding(self.blueprint, self.ops)
+        unit.embed.weight = nn.Parameter(self.reader.rows("embed.weight", rows_N, self.dtype, self.device))
+        fill(unit, self._values(unit, "", besides={"embed.weight"}))
+        return unit, at_BT
 
     def layer(self, index: int) -> Layer:
         return self._unit(f"layers.{index}", lambda: Layer(self.blueprint, index, self.ops), f"layers.{index}.")
 
     def head(self) -> Head:
-        return self._unit("head", lambda: Head(self.blueprint, self.ops), "")
+        return self._unit("head", self._chunked_head, "")
+
+    def release(self) -> None:
+        """Lets go of the unit that is held."""
+        self._held = None
+
+    def whole(self, make: Callable[[], UnitT]) -> UnitT:
+        """A unit outside the layers with all its parameters."""
+        with torch.device("meta"):
+            unit = make()
+        fill(unit, self._values(unit, ""))
+        return unit
 
     def _unit(self, name: str, make: Callable[[], UnitT], prefix: str) -> UnitT:
         if self._held is None or self._held[0] != name:
             self._held = None
             with torch.device("meta"):
                 unit = make()
-            self._fill(unit, prefix)
+            fill(unit, self._values(unit, prefix))
             self._held = (name, unit)
         return self._held[1]  # type: ignore[return-value]
 
-    def _fill(self, unit: nn.Module, prefix: str) -> None:
-        values = {}
-        for name, _ in unit.named_parameters():
-            parameter = prefix + name
-            if parameter == "head.weight" and self.blueprint.head.tied:
-                parameter = "embed.weight"
-            values[name] = self.reader.read(parameter, self.dtype, self.device)
-        unit.load_state_dict(values, assign=True)
+    def _chunked_head(self) -> Head:
+        unit = Head(self.blueprint, self.ops)
+        unit.head = ChunkedLinear(self._head_chunks)  # type: ignore[assignment]
+        return unit
+
+    def _head_chunks(self) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The head's weight [v, D] and bias [v], a chunk of the vocabulary at a time."""
+        bias = self._read("head.bias") if self.blueprint.head.bias else None
+        start = 0
+        for weight in self.reader.chunks(self._source("head.weight"), self.dtype, self.device):
+            yield weight, None if bias is None else bias[start : start + len(weight)]
+            start += len(weight)
+
+    def _values(self, unit: nn.Module, prefix: str, besides: Set[str] = frozenset()) -> dict[str, Tensor]:
+        return {name: self._read(prefix + name) for name, _ in unit.named_parameters() if name not in besides}
+
+    def _read(self, parameter: str) -> Tensor:
+        return self.reader.read(self._source(parameter), self.dtype, self.device)
+
+    def _source(self, parameter: str) -> str:
+        return "embed.weight" if parameter == "head.weight" and self.blueprint.head.tied else parameter
+
+
+def fill(unit: nn.Module, values: dict[str, Tensor]) -> None:
+    """Puts the tensors into a unit as they are."""
+    unit.load_state_dict({**unit.state_dict(), **values}, assign=True)
 
 
 class Resident(nn.Module):
@@ -77,14 +119,17 @@ class Resident(nn.Module):
     ) -> None:
         super().__init__()
         streamed = Streamed(blueprint, ops, reader, dtype, device)
-        self._embed = streamed.embed()
+        self._embed = streamed.whole(lambda: Embedding(blueprint, ops))
         self.layers = nn.ModuleList(streamed.layer(i) for i in range(blueprint.dims.layers))
-        self._head = streamed.head()
+        self._head = streamed.whole(lambda: Head(blueprint, ops))
         if blueprint.head.tied:
             self._head.head.weight = self._embed.embed.weight
 
     def embed(self) -> Embedding:
         return self._embed
+
+    def embed_for(self, ids_BT: Tensor) -> tuple[Embedding, Tensor]:
+        return self._embed, ids_BT
 
     def layer(self, index: int) -> Layer:
         unit = self.layers[index]
@@ -115,7 +160,8 @@ class Decoder(nn.Module):
 
     def embed(self, ids_BT: Tensor, positions: Positions, tap: Tap = no_tap) -> Tensor:
         """[B, T, D], the residual stream before the first layer; taps embed.out."""
-        return self.loader.embed()(ids_BT, positions, tap)  # type: ignore[no-any-return]
+        unit, at_BT = self.loader.embed_for(ids_BT)
+        return unit(at_BT, positions, tap)  # type: ignore[no-any-return]
 
     def layer(
         self, index: int, x_BTD: Tensor, positions: Positions, cache: Cache | None = None, tap: Tap = no_tap

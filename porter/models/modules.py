@@ -1,5 +1,7 @@
 """The smallest modules of a decoder that hold parameters: linear maps, norms, tables."""
 
+from collections.abc import Callable, Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -25,6 +27,17 @@ class Linear(nn.Module):
         x_ND = x.view(-1, x.shape[-1])
         y_NF = x_ND @ self.weight if self.bias is None else torch.addmm(self.bias, x_ND, self.weight)
         return y_NF.view(*x.shape[:-1], -1)
+
+
+class ChunkedLinear(nn.Module):
+    """y = x W^T + b, a chunk of output features at a time, each let go of before the next is read."""
+
+    def __init__(self, chunks: Callable[[], Iterator[tuple[Tensor, Tensor | None]]]) -> None:
+        super().__init__()
+        self.chunks = chunks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([F.linear(x, weight, bias) for weight, bias in self.chunks()], dim=-1)
 
 
 class Normalize(nn.Module):

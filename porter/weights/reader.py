@@ -1,6 +1,12 @@
-"""Reads a checkpoint's tensors as parameters: by the ledger, in the dtype asked for, each checked to be finite."""
+"""Reads a checkpoint's tensors as parameters: by the ledger, in the dtype asked for, each checked to be finite.
 
+Tensors are read and rounded a block at a time, so that beside a tensor in its dtype 32 MiB of it lie in memory. A
+SharedTensors reads each tensor once for all who compute with it, and forgets them together.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -11,13 +17,35 @@ from porter.specs.blueprint import Blueprint
 from porter.specs.ledger import Ledger, make_ledger
 from porter.weights.safetensors_files import Checkpoint, open_checkpoint
 
+_CHUNK_ELEMENTS = 2**25  # of a vocabulary table: 128 MiB in float32
+
+
+class SharedTensors:
+    """A checkpoint whose tensors are read once and held until they are let go of; who reads them must not write."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self._held: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
+
+    def read(self, name: str, dtype: torch.dtype, device: torch.device, parameter: str = "") -> Tensor:
+        """The tensor, rounded once to `dtype`; see read_finite."""
+        key = (name, dtype, device)
+        if key not in self._held:
+            self._held[key] = read_finite(self.checkpoint, name, dtype, device, parameter)
+        return self._held[key]
+
+    def release(self) -> None:
+        """Forgets what was read."""
+        self._held.clear()
+
 
 @dataclass(frozen=True)
 class WeightReader:
-    """The parameters of a blueprint in a checkpoint."""
+    """The parameters of a blueprint in a checkpoint; with `shared`, whole tensors come from there."""
 
     checkpoint: Checkpoint
     ledger: Ledger
+    shared: SharedTensors | None = None
 
     def read(self, parameter: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The tensor of `parameter` as stored (a transposed rule keeps [in, out]), rounded once to `dtype`.
@@ -26,15 +54,79 @@ class WeightReader:
             WeightError: it holds a NaN or an infinity.
         """
         source = self.ledger.entries[parameter].source
-        tensor = self.checkpoint.read(source)
-        if not torch.isfinite(tensor.sum(dtype=torch.float32)) and not torch.isfinite(tensor).all():  # the sum is quick
-            bad = int((~torch.isfinite(tensor)).sum())
-            raise WeightError(
-                f"{source} ({parameter}) holds {bad} values that are NaN or infinite, of {tensor.numel():,}",
-                "finite weights",
-                "Fetch or convert the checkpoint again; a float16 conversion of a bfloat16 model overflows so.",
-            )
+        if self.shared is not None:
+            return self.shared.read(source, dtype, device, parameter)
+        return read_finite(self.checkpoint, source, dtype, device, parameter)
+
+    def rows(self, parameter: str, rows_N: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """[N, D]: some rows of a table. Raises WeightError as read does."""
+        return read_rows(self.checkpoint, self.ledger.entries[parameter].source, rows_N, dtype, device, parameter)
+
+    def chunks(self, parameter: str, dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+        """A table in chunks of rows, as read_chunks gives them. Raises WeightError as read does."""
+        yield from read_chunks(self.checkpoint, self.ledger.entries[parameter].source, dtype, device, parameter)
+
+
+def read_finite(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device, parameter: str = ""
+) -> Tensor:
+    """A tensor of the checkpoint in fresh, aligned memory, rounded once to `dtype`.
+
+    Args:
+        parameter: what it is called besides, for the message.
+
+    Raises:
+        WeightError: it holds a NaN or an infinity.
+    """
+    info = checkpoint.info(name)
+    if not info.shape or not info.size_bytes or info.torch_dtype == dtype:
+        tensor = checkpoint.read(name)
+        _check_finite(checkpoint, name, tensor, parameter)
         return tensor.to(device=device, dtype=dtype)
+    tensor, row = torch.empty(info.shape, dtype=dtype, device=device), 0
+    for block in checkpoint.blocks(name):
+        _check_finite(checkpoint, name, block, parameter)
+        tensor[row : row + len(block)] = block
+        row += len(block)
+    return tensor
+
+
+def read_rows(
+    checkpoint: Checkpoint, name: str, rows_N: Tensor, dtype: torch.dtype, device: torch.device, parameter: str = ""
+) -> Tensor:
+    """[N, ...]: some rows of a tensor, rounded once to `dtype`. Raises WeightError as read_finite does."""
+    rows = checkpoint.rows(name, rows_N.tolist())
+    _check_finite(checkpoint, name, rows, parameter)
+    return rows.to(device=device, dtype=dtype)
+
+
+def read_chunks(
+    checkpoint: Checkpoint, name: str, dtype: torch.dtype, device: torch.device, parameter: str = ""
+) -> Iterator[Tensor]:
+    """A table [V, D] in chunks of rows, as many in each (the last may be shorter) for every reader of such a table.
+
+    Alike for all, because a product of another size may sum in another order. Raises WeightError as read_finite does.
+    """
+    for block in checkpoint.blocks(name, chunk_rows(checkpoint.info(name).shape[1])):
+        _check_finite(checkpoint, name, block, parameter)
+        yield block.to(device=device, dtype=dtype)
+
+
+def chunk_rows(width: int) -> int:
+    """How many rows of a table of that width make a chunk."""
+    return max(1, _CHUNK_ELEMENTS // width)
+
+
+def _check_finite(checkpoint: Checkpoint, name: str, part: Tensor, parameter: str) -> None:
+    if torch.isfinite(part.sum(dtype=torch.float32)) or torch.isfinite(part).all():  # the sum is quick
+        return
+    bad = sum(int((~torch.isfinite(block)).sum()) for block in checkpoint.blocks(name))
+    called = f"{name} ({parameter})" if parameter else name
+    raise WeightError(
+        f"{called} holds {bad} values that are NaN or infinite, of {checkpoint.info(name).numel:,}",
+        "finite weights",
+        "Fetch or convert the checkpoint again; a float16 conversion of a bfloat16 model overflows so.",
+    )
 
 
 def open_weights(blueprint: Blueprint, folder: Path) -> WeightReader:
@@ -47,10 +139,19 @@ def open_weights(blueprint: Blueprint, folder: Path) -> WeightReader:
     checkpoint = open_checkpoint(folder)
     ledger = make_ledger(blueprint, {name: info.shape for name, info in checkpoint.tensors.items()})
     for twin, original in ledger.twins:
-        if not torch.equal(checkpoint.read(twin), checkpoint.read(original)):
+        if not _equal(checkpoint, twin, original):
             raise WeightError(
                 f"{twin} differs from {original}, but the spec ties the head to the embedding",
                 "equal tensors, or head.tied: false",
                 "Set `tie_word_embeddings: false` in config.json if the head was trained on its own.",
             )
     return WeightReader(checkpoint, ledger)
+
+
+def _equal(checkpoint: Checkpoint, one: str, other: str) -> bool:
+    """Whether two tensors hold the same values, a block at a time."""
+    if checkpoint.info(one).shape != checkpoint.info(other).shape:
+        return False
+    rows = chunk_rows(max(1, checkpoint.info(one).shape[-1]))
+    pairs = zip_longest(checkpoint.blocks(one, rows), checkpoint.blocks(other, rows))
+    return all(torch.equal(a, b) for a, b in pairs)

@@ -9,7 +9,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -43,8 +43,16 @@ class TensorSpec:
     dtype: str
 
     @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return DTYPES[self.dtype]
+
+    @property
     def size_bytes(self) -> int:
-        return math.prod(self.shape) * DTYPES[self.dtype].itemsize
+        return self.numel * self.torch_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -64,13 +72,21 @@ class Checkpoint:
 
     def read(self, name: str) -> Tensor:
         """The whole tensor, freshly read."""
-        info = self._info(name)
+        info = self.info(name)
         with info.file.open("rb") as file:
             return _read_bytes(file, info, 0, info.size_bytes).view(info.shape)
 
+    def rows(self, name: str, rows: Sequence[int]) -> Tensor:
+        """[len(rows), ...]: some rows of a tensor (of its first axis), the rest unread."""
+        info = self.info(name)
+        row_bytes = info.size_bytes // info.shape[0]
+        with info.file.open("rb") as file:
+            parts = [_read_bytes(file, info, row * row_bytes, row_bytes) for row in rows]
+        return torch.stack(parts).view(len(parts), *info.shape[1:])
+
     def blocks(self, name: str, rows: int | None = None) -> Iterator[Tensor]:
         """The tensor in blocks of rows (of its first axis), 32 MiB at a time unless `rows` says."""
-        info = self._info(name)
+        info = self.info(name)
         if not info.size_bytes or not info.shape:
             yield self.read(name)
             return
@@ -81,7 +97,8 @@ class Checkpoint:
                 count = min(step, info.shape[0] - row)
                 yield _read_bytes(file, info, row * row_bytes, count * row_bytes).view(count, *info.shape[1:])
 
-    def _info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> TensorInfo:
+        """What a tensor is. Raises WeightError: there is none of that name."""
         if name not in self.tensors:
             fix = closest(name, self.tensors) if self.tensors else "the checkpoint is empty"
             raise WeightError(f"{self.folder} has no tensor {name}", f"one of its {len(self.tensors)} tensors", fix)

@@ -12,6 +12,7 @@ from porter.models.decoder import Decoder, Resident, Streamed, check_length, pre
 from porter.models.layers import no_tap
 from porter.models.ops import make_ops
 from porter.models.positions import Cache
+from porter.weights import reader
 from tests.models.tiny import FAMILIES, random_ids, tiny
 
 CPU = torch.device("cpu")
@@ -167,7 +168,7 @@ def test_generate_takes_each_token_from_the_whole_text_so_far() -> None:
         assert found[:, 5:].tolist() == model(found)[:, 4:-1].argmax(-1).tolist()
 
 
-@pytest.mark.parametrize("family", ["gemma", "gpt_neox"])
+@pytest.mark.parametrize("family", ["gemma", "gpt2", "gpt_neox"])
 def test_streamed_units_compute_what_resident_ones_do(family: str) -> None:
     build = tiny(family)
     parts = (build.blueprint, make_ops("reference"), build.reader(), torch.float32, CPU)
@@ -179,6 +180,21 @@ def test_streamed_units_compute_what_resident_ones_do(family: str) -> None:
         )
     assert streamed.layer(1) is streamed.layer(1)  # the unit in memory is not read again
     assert streamed.layer(0) is not streamed.layer(1)
+    held = streamed.layer(0)
+    streamed.release()
+    assert streamed.layer(0) is not held
+
+
+@pytest.mark.parametrize("family", ["gemma", "llama"])  # tied, and not
+def test_a_head_in_chunks_gives_every_logit(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_CHUNK_ELEMENTS", 96 * 200)
+    build = tiny(family)
+    streamed = Streamed(build.blueprint, make_ops("reference"), build.reader(), torch.float64, CPU)
+    ids_BT = random_ids(build, 6)
+    with torch.no_grad():
+        logits_BTV = Decoder(build.blueprint, streamed)(ids_BT)
+        assert len(list(streamed.head().head.chunks())) == 3
+        assert torch.allclose(logits_BTV, build.model("float64")(ids_BT), rtol=1e-13, atol=1e-13)
 
 
 def test_parameters_of_a_resident_model_are_the_checkpoints_and_a_tied_head_is_one_tensor() -> None:

@@ -1,5 +1,6 @@
 """Parameters read through the ledger: rounded once, finite, each accounted for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,10 @@ from safetensors.torch import load_file
 
 from porter.errors import WeightError
 from porter.models.build import plan_build
+from porter.weights import reader as reader_module
+from porter.weights import safetensors_files
 from porter.weights.random_init import write_random
-from porter.weights.reader import open_weights
+from porter.weights.reader import SharedTensors, chunk_rows, open_weights, read_finite
 from tests.models.checkpoints import change_tensors
 
 CPU = torch.device("cpu")
@@ -85,3 +88,55 @@ def test_a_tied_head_may_be_stored_twice_but_not_differently(tmp_path: Path) -> 
     change_tensors(tmp_path / "gemma", lambda tensors: tensors["lm_head.weight"].add_(1e-3))
     with pytest.raises(WeightError, match=r"lm_head.weight differs from model.embed_tokens.weight, but the spec ties"):
         open_weights(build.blueprint, tmp_path / "gemma")
+
+
+def test_rows_and_chunks_are_the_table(llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    blueprint, folder = llama
+    reader = open_weights(blueprint, folder)
+    whole = reader.read("embed.weight", torch.bfloat16, CPU)
+    rows = reader.rows("embed.weight", torch.tensor([3, 511, 0]), torch.bfloat16, CPU)
+    assert rows.dtype == torch.bfloat16 and torch.equal(rows, whole[[3, 511, 0]])
+    monkeypatch.setattr(reader_module, "_CHUNK_ELEMENTS", 96 * 200)
+    chunks = list(reader.chunks("embed.weight", torch.bfloat16, CPU))
+    assert chunk_rows(96) == 200 and [len(each) for each in chunks] == [200, 200, 112]
+    assert torch.equal(torch.cat(chunks), whole)
+
+
+def test_a_bad_value_in_a_chunk_or_a_row_is_refused(llama) -> None:
+    blueprint, folder = llama
+    change_tensors(folder, lambda tensors: tensors["model.embed_tokens.weight"][7].fill_(torch.nan))
+    reader = open_weights(blueprint, folder)
+    message = r"embed_tokens.weight \(embed.weight\) holds 96 values"
+    with pytest.raises(WeightError, match=message):
+        list(reader.chunks("embed.weight", torch.float32, CPU))
+    with pytest.raises(WeightError, match=message):
+        reader.rows("embed.weight", torch.tensor([1, 7]), torch.float32, CPU)
+    assert torch.isfinite(reader.rows("embed.weight", torch.tensor([1, 6]), torch.float32, CPU)).all()
+
+
+def test_shared_tensors_are_read_once_until_they_are_released(llama) -> None:
+    blueprint, folder = llama
+    reader = open_weights(blueprint, folder)
+    shared = SharedTensors(reader.checkpoint)
+    one, other = (replace(reader, shared=shared) for _ in range(2))
+    name = "layers.0.attn.q.weight"
+    first = one.read(name, torch.bfloat16, CPU)
+    assert other.read(name, torch.bfloat16, CPU) is first and torch.equal(first, reader.read(name, torch.bfloat16, CPU))
+    assert other.read(name, torch.float32, CPU).dtype == torch.float32
+    shared.release()
+    assert one.read(name, torch.bfloat16, CPU) is not first
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_tensors_lie_where_torch_would_put_them(llama, dtype: torch.dtype) -> None:
+    blueprint, folder = llama
+    reader = open_weights(blueprint, folder)
+    assert all(reader.read(name, dtype, CPU).data_ptr() % 64 == 0 for name in reader.ledger.entries)
+
+
+def test_a_tensor_of_several_blocks_is_rounded_as_a_whole(llama, monkeypatch: pytest.MonkeyPatch) -> None:
+    blueprint, folder = llama
+    checkpoint = open_weights(blueprint, folder).checkpoint
+    whole = checkpoint.read(Q_PROJ).to(torch.bfloat16)
+    monkeypatch.setattr(safetensors_files, "_BLOCK_BYTES", 10 * 96 * 4)  # ten rows
+    assert torch.equal(read_finite(checkpoint, Q_PROJ, torch.bfloat16, CPU), whole)
