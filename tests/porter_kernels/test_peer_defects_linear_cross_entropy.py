@@ -79,7 +79,7 @@ def test_any_input_may_be_frozen(
     case = draw(generator, N=7, V=11)
     leaves = {name: x.requires_grad_(on) for (name, x), on in zip(leaves_of(case).items(), trainable, strict=True)}
     with torch.set_grad_enabled(grad):
-        loss = linear_cross_entropy(leaves["hidden"], leaves["weight"], case.target, bias=leaves["bias"])
+        loss = linear_cross_entropy(leaves["hidden"], leaves["weight"], case.target, bias=leaves["bias"], **case.only)
     assert loss.requires_grad == (grad and any(trainable))
     if loss.requires_grad:
         loss.backward()
