@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
-StageName = Literal["preflight", "exact", "semantics", "precision"]
+StageName = Literal["preflight", "exact", "semantics", "precision", "behaviour"]
 NodeKind = Literal["observable", "gauge"]
 SCHEMA = "porter.diff/1"
 SAFE_MARGIN = 4.0  # floors: past this margin rounding alone does not flip an argmax
@@ -190,6 +190,26 @@ class Logits:
 
 
 @dataclass(frozen=True)
+class Behaviour:
+    """One check of the behaviour stage in one dtype: another way through the model that must not matter.
+
+    Attributes:
+        name: cache, decode, chunks, window, padding.left, padding.right, batch, packed, logits, greedy.
+        measured, limit: what was found, and what it may be to pass; 0.0 where nothing was compared.
+        detail: what was compared and what came of it, in one sentence.
+        where: the node and token that are worst, or the step; empty where it does not apply.
+    """
+
+    name: str
+    dtype: str
+    status: Verdict
+    measured: float
+    limit: float
+    detail: str
+    where: str = ""
+
+
+@dataclass(frozen=True)
 class Axis:
     """Whether this run could have shown a change of one axis, found by changing it.
 
@@ -257,6 +277,7 @@ class DiffReport:
     timings_s: Mapping[str, float]
     warnings: tuple[str, ...] = ()
     fail_on: tuple[str, ...] = ()  # what counted as divergence besides FAIL
+    behaviour: tuple[Behaviour, ...] = ()
 
     @property
     def compared(self) -> int:
@@ -267,6 +288,11 @@ class DiffReport:
     def first_fail(self) -> NodeDiff | None:
         """The first failing node, in order of stages and of the forward pass."""
         return next((node for node in self.nodes if node.status == "FAIL"), None)
+
+    @property
+    def first_misbehaviour(self) -> Behaviour | None:
+        """The first failing check of the behaviour stage."""
+        return next((check for check in self.behaviour if check.status == "FAIL"), None)
 
     def of_stage(self, stage: StageName) -> Iterator[NodeDiff]:
         return (node for node in self.nodes if node.stage == stage)

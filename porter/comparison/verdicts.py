@@ -6,7 +6,7 @@ of a pair, fails past the second, and warns between.
 
 from collections.abc import Iterable, Mapping
 
-from porter.comparison.report import Check, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, StageName, Verdict
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -16,6 +16,13 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
         "bfloat16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
         "float16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
     },
+}
+# route: how far a way through the model is from one forward pass, over what rounding explains; kl: KL(reference‖port)
+# over KL(golden‖reference). What clean ports measure: diff_reports/evidence/behaviour.csv.
+BEHAVIOUR: dict[str, dict[str, tuple[float, float]]] = {
+    "float32": {"route": (4.0, 10.0), "kl": (4.0, 10.0)},
+    "bfloat16": {"route": (2.0, 4.0), "kl": (4.0, 10.0)},
+    "float16": {"route": (2.0, 4.0), "kl": (4.0, 10.0)},
 }
 # The least error that counts: 4 units of float32; one round-to-nearest store of bfloat16 or float16 (0.425 u, RMS).
 FLOORS = {"float32": 4 * 2.0**-24, "bfloat16": 0.425 * 2.0**-8, "float16": 0.425 * 2.0**-11}
@@ -79,6 +86,19 @@ def summarize(stage: StageName, dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
         return Stage(stage, dtype, "INCONCLUSIVE", 0, None, "no node could be judged")
     detail = f"largest ρ {worst.local.rho:.2f} at {worst.name}"
     return Stage(stage, dtype, "PASS", len(compared), None, detail)
+
+
+def summarize_behaviour(dtype: str, checks: Iterable[Behaviour]) -> Stage:
+    """One verdict of the checks: FAIL if one fails, else INCONCLUSIVE if one cannot be judged, else the worst."""
+    compared = [check for check in checks if check.status != "NOT_COMPARED"]
+    for status in ("FAIL", "INCONCLUSIVE", "WARN"):
+        found = next((check for check in compared if check.status == status), None)
+        if found is not None:
+            return Stage("behaviour", dtype, found.status, len(compared), found.name, found.detail)
+    if not compared:
+        return Stage("behaviour", dtype, "NOT_COMPARED", 0, None, "no check could be made")
+    names = ", ".join(check.name for check in compared)
+    return Stage("behaviour", dtype, "PASS", len(compared), None, f"as in one forward pass: {names}")
 
 
 def summarize_exact(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:

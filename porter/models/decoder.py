@@ -36,6 +36,9 @@ class Loader(Protocol):
     def layer(self, index: int) -> Layer: ...
     def head(self) -> Head: ...
 
+    def release(self) -> None:
+        """Lets go of the unit last asked for, if it is held for that alone."""
+
 
 class Streamed:
     """Reads a unit when it is asked for and lets go of the one before, so that one is in memory at a time.
@@ -64,7 +67,6 @@ class Streamed:
         return self._unit("head", self._chunked_head, "")
 
     def release(self) -> None:
-        """Lets go of the unit that is held."""
         self._held = None
 
     def whole(self, make: Callable[[], UnitT]) -> UnitT:
@@ -139,6 +141,9 @@ class Resident(nn.Module):
     def head(self) -> Head:
         return self._head
 
+    def release(self) -> None:
+        pass
+
 
 class Decoder(nn.Module):
     """A causal language model. Parameters are those of a Resident loader; with Streamed it has none of its own."""
@@ -200,12 +205,10 @@ class Decoder(nn.Module):
     @torch.no_grad()
     def generate(self, ids_BT: Tensor, num_tokens: int) -> Tensor:
         """[B, T + num_tokens]: greedy continuation through the cache."""
-        cache = Cache(self.blueprint.dims.layers)
-        logits_BTV = self(ids_BT, cache)
+        cache, given_BT = Cache(self.blueprint.dims.layers), ids_BT
         for _ in range(num_tokens):
-            next_B1 = logits_BTV[:, -1:].argmax(-1)
-            ids_BT = torch.cat((ids_BT, next_B1), dim=1)
-            logits_BTV = self(next_B1, cache)
+            given_BT = self(given_BT, cache)[:, -1:].argmax(-1)
+            ids_BT = torch.cat((ids_BT, given_BT), dim=1)
         return ids_BT
 
 

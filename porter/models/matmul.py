@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
@@ -23,7 +23,16 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 
 class Float32Matmul(TorchFunctionMode):
-    """Within it, products of narrow CPU tensors are float32 products, rounded once to the narrow dtype."""
+    """Within it, products of narrow CPU tensors are float32 products, rounded once to the narrow dtype.
+
+    Args:
+        keep: widened parameters are kept until it ends, for a model that is run many times.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
+        super().__init__()
+        self.keep = keep
+        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # the narrow one too, so that its id stays its own
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -31,14 +40,23 @@ class Float32Matmul(TorchFunctionMode):
         given = dict(kwargs or {})
         if func not in _PRODUCTS or not isinstance(args[0], Tensor) or args[0].dtype not in _UNITS:
             return func(*args, **given)
-        wide = (value.float() if isinstance(value, Tensor) else value for value in args)
-        wide_kwargs = {name: value.float() if isinstance(value, Tensor) else value for name, value in given.items()}
+        wide = (self._widen(value) for value in args)
+        wide_kwargs = {name: self._widen(value) for name, value in given.items()}
         return func(*wide, **wide_kwargs).to(args[0].dtype)
 
+    def _widen(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if not self.keep or not isinstance(value, nn.Parameter):
+            return value.float()
+        if id(value) not in self._kept:
+            self._kept[id(value)] = (value, value.float())
+        return self._kept[id(value)][1]
 
-def quick_matmul(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
+
+def quick_matmul(dtype: torch.dtype, device: torch.device, *, keep: bool = False) -> AbstractContextManager[Any]:
     """Float32Matmul where torch would be slow, else nothing."""
-    return Float32Matmul() if needs_float32(dtype, device) else nullcontext()
+    return Float32Matmul(keep) if needs_float32(dtype, device) else nullcontext()
 
 
 def needs_float32(dtype: torch.dtype, device: torch.device) -> bool:

@@ -83,3 +83,15 @@ def test_only_a_cpu_without_units_needs_it(monkeypatch, dtype: torch.dtype, flag
     assert needs_float32(dtype, CPU) is wanted
     assert isinstance(quick_matmul(dtype, CPU), Float32Matmul) is wanted
     assert not needs_float32(dtype, torch.device("cuda"))
+
+
+def test_parameters_that_are_kept_are_widened_once_and_give_the_same_bits() -> None:
+    x, w, b = operands(torch.bfloat16)
+    weight, mode = torch.nn.Parameter(w.T), Float32Matmul(keep=True)
+    wanted = PRODUCTS["linear"](*(each.float() for each in (x, w, b))).bfloat16()
+    with mode:
+        assert torch.equal(F.linear(x, weight, b), wanted) and torch.equal(F.linear(x, weight, b), wanted)
+    assert [kept[0] is weight for kept in mode._kept.values()] == [True]
+    with Float32Matmul() as plain:
+        F.linear(x, weight, b)
+    assert not plain._kept

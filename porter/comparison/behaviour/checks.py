@@ -1,0 +1,138 @@
+"""What the behaviour stage makes of its readings: one record a check."""
+
+from collections.abc import Iterable, Sequence
+
+from porter.comparison.behaviour.routes import DECODED, PAST, Route, widest_window
+from porter.comparison.behaviour.walk import CACHE, STREAM, Reading
+from porter.comparison.report import SAFE_MARGIN, Behaviour, Logits, LogitsAt, Verdict
+from porter.comparison.verdicts import BEHAVIOUR
+from porter.specs.blueprint import Blueprint
+
+LEAST_KL = {"float32": 1e-10, "bfloat16": 1e-6, "float16": 1e-8}  # nats: less is rounding whatever the reference's is
+ORDER = (CACHE, "decode", "chunks", "window", "padding.left", "padding.right", "batch", "packed")
+
+
+def judge_routes(dtype: str, routes: Sequence[Route], readings: Sequence[Reading], prompt: int) -> list[Behaviour]:
+    """A record for each check whose route was taken.
+
+    Args:
+        prompt: tokens of the prompt, of which the routes take the first.
+    """
+    by_name = {route.name: route for route in routes}
+    found = []
+    for name in ORDER:
+        if name == CACHE or name in by_name:
+            own = [reading for reading in readings if reading.check == name]
+            found.append(_judge(dtype, name, _said(name, by_name, prompt), own))
+    return found
+
+
+def _judge(dtype: str, name: str, said: str, readings: Sequence[Reading]) -> Behaviour:
+    good, bad = BEHAVIOUR[dtype]["route"]
+    decidable = [reading for reading in readings if reading.decidable]
+    if not decidable:
+        why = f"{said}: the reference itself is too far from golden to judge by"
+        return Behaviour(name, dtype, "INCONCLUSIVE", 0.0, good, why)
+    status, found = _worst(name, decidable, good, bad)
+    return Behaviour(
+        name, dtype, status, found.ratio, good, f"{said}: {_outcome(status, found)}", f"{found.node}, {_token(found)}"
+    )
+
+
+def _worst(name: str, readings: Sequence[Reading], good: float, bad: float) -> tuple[Verdict, Reading]:
+    """The first failing reading, else the first that warns, else the largest; keys and values alone only warn."""
+
+    def status(reading: Reading) -> Verdict:
+        if reading.ratio <= good:
+            return "PASS"
+        gauge = name != CACHE and not reading.node.endswith(STREAM)
+        return "FAIL" if not reading.ratio <= bad and not gauge else "WARN"
+
+    for wanted in ("FAIL", "WARN"):
+        found = next((reading for reading in readings if status(reading) == wanted), None)
+        if found is not None:
+            return status(found), found
+    return "PASS", max(readings, key=lambda reading: reading.ratio)
+
+
+def _outcome(status: Verdict, found: Reading) -> str:
+    if status == "PASS":
+        return f"{found.ratio:.2g} × what rounding explains" if found.ratio else "equal to the bit"
+    across = found.across > found.apart
+    if found.check == CACHE:
+        other = "HF's cache" if across else "what attention computed"
+    else:
+        other = "the reference fed alike" if across else "one forward pass"
+    tensor = "" if found.node.endswith(STREAM) else f"{found.node.rsplit('.', 1)[1]} "
+    same = "; the outputs agree" if status == "WARN" and tensor and found.check != CACHE else ""
+    return f"{tensor}{found.error:.2g} from {other}, {found.ratio:.3g} × what rounding explains{same}"
+
+
+def _token(found: Reading) -> str:
+    way = f"{found.route}, " if found.check == CACHE else ""
+    return f"{way}token {found.slot}" + (f" of row {found.row}" if found.row else "")
+
+
+def _said(name: str, routes: dict[str, Route], prompt: int) -> str:
+    """What the check compared, and with how much of the prompt."""
+    if name == CACHE:
+        return "keys after rotary and values, as cached"
+    route = routes[name]
+    tokens, first = route.ids_BS.shape[1], route.calls[0]
+    of = f" of {prompt} tokens"
+    if name == "decode":
+        return f"{first}{of} at once, then {DECODED} one at a time"
+    if name == "chunks":
+        return f"{tokens}{of} in chunks of {', '.join(map(str, route.calls))}"
+    if name == "window":
+        past = f"{first}{of} at once, {route.calls[1]} past the window of {tokens - PAST}, {DECODED} one at a time"
+        return past + (f", through {route.layers} layers, one of each kind" if route.layers else "")
+    if name.startswith("padding"):
+        decoded = f", the last {DECODED} decoded" if route.cached else ""
+        padded = int((route.documents_BS[1] < 0).sum()) if route.documents_BS is not None else 0
+        return f"two rows, one with {padded} of {tokens} padded on the {name.partition('.')[2]}{decoded}"
+    if name == "batch":
+        return f"two rows of {tokens} tokens, against each alone"
+    border = route.pieces[0].slots.stop
+    return f"documents of {border} and {tokens - border} tokens in one row, against each alone"
+
+
+def explain_missing(blueprint: Blueprint, dtype: str, prompt: int) -> list[Behaviour]:
+    """Records of checks that this model or prompt does not allow."""
+    windows = sorted({block.attn.window for block in blueprint.blocks if block.attn.window is not None})
+    if not windows or widest_window(blueprint, prompt) is not None:
+        return []
+    why = f"{prompt} tokens do not pass the window of {windows[0]}; pass --tokens {windows[0] + PAST} or more"
+    return [Behaviour("window", dtype, "NOT_COMPARED", 0.0, BEHAVIOUR[dtype]["route"][0], why)]
+
+
+def judge_logits(logits: Logits) -> Behaviour:
+    """KL of the stage's logits over the reference's own, and words that rounding cannot flip."""
+    good, bad = BEHAVIOUR[logits.dtype]["kl"]
+    ratio = logits.kl / max(logits.kl_ref, LEAST_KL[logits.dtype])
+    safe = [at for at in logits.at if at.safe]
+    moved = [at for at in logits.at if (at.safe and at.flipped) or _lost(at)]
+    status: Verdict = "FAIL" if moved else "PASS" if ratio <= good else "WARN" if ratio <= bad else "FAIL"
+    kl = f"KL(reference‖port) {logits.kl:.1e}, {ratio:.2g} × KL(golden‖reference)"
+    flips = f"{len(moved) or 'none'} of {logits.tokens} tokens ({len(safe)} with a margin past four floors)"
+    at = max(moved, key=lambda at: at.kl).token if moved else logits.worst_token
+    detail = f"{kl}; {flips} {'say' if len(moved) > 1 else 'says'} another word than rounding allows"
+    return Behaviour("logits", logits.dtype, status, ratio, good, detail, f"token {at}")
+
+
+def _lost(at: LogitsAt) -> bool:
+    """A word of the reference's largest five that the port no longer has, although rounding could not take it out."""
+    least = at.reference[-1][1] + SAFE_MARGIN * at.floor
+    kept = {word for word, _ in at.port}
+    return any(word not in kept for word, logit in at.reference if logit > least)
+
+
+def worst_first(checks: Iterable[Behaviour]) -> list[Behaviour]:
+    """One record a check and dtype, of several prompts: the worst."""
+    rank = {"NOT_COMPARED": 0, "PASS": 1, "WARN": 2, "INCONCLUSIVE": 3, "FAIL": 4}
+    found: dict[tuple[str, str], Behaviour] = {}
+    for check in checks:
+        held = found.get((check.name, check.dtype))
+        if held is None or (rank[check.status], check.measured) > (rank[held.status], held.measured):
+            found[check.name, check.dtype] = check
+    return list(found.values())

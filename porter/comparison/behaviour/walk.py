@@ -1,0 +1,196 @@
+"""The sides in lock-step through the layers, and how far each route is from its base after each of them.
+
+    floor    the reference from golden, in one forward pass: what rounding costs
+    apart    a side's route from the same side's base: what the route costs
+    across   the port's route from the reference's
+
+Each is the relative error of the worst token. A port may be as far apart as the larger of the floor and what the
+reference is itself; and as far across as the larger of the floor and what port and reference are in one forward pass.
+What a cache holds is compared with what attention computed (apart) and with HF's cache (across).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from porter.comparison.behaviour.lanes import CACHED, Passed, RouteLane, Streams
+from porter.comparison.behaviour.routes import WHOLE, Piece, Route
+from porter.comparison.verdicts import FLOORS, UNDECIDABLE
+
+STREAM = "resid_post"
+CACHE = "cache"
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who goes through the layers."""
+
+    port: RouteLane
+    reference: RouteLane
+    golden: RouteLane
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One tensor of some tokens of one route.
+
+    Attributes:
+        check: the route's name; CACHE for what its cache holds.
+        node: layers.3.resid_post, layers.3.keys, layers.3.values.
+        row, slot: the worst token.
+        apart, across: relative error of the worst token, in units of what it may be; see above.
+        error: that relative error itself, of the worse of the two.
+        reference_apart: how far the reference's route is from its base, in floors.
+        decidable: the reference's own errors are small enough to judge by.
+    """
+
+    check: str
+    route: str
+    node: str
+    row: int
+    slot: int
+    apart: float
+    across: float
+    error: float
+    reference_apart: float
+    decidable: bool
+
+    @property
+    def ratio(self) -> float:
+        return max(self.apart, self.across)
+
+
+def walk(
+    dtype: str,
+    sides: Sides,
+    routes: Sequence[Route],
+    num_layers: int,
+    advance: Callable[[str], None] = lambda unit: None,
+) -> tuple[list[Reading], dict[str, dict[str, Streams]]]:
+    """Takes all routes through all layers, one layer of each side in memory at a time.
+
+    Returns:
+        What was read after each layer; and the streams at the end, by side and route.
+    """
+    readings: list[Reading] = []
+    lanes: dict[str, RouteLane] = {"port": sides.port, "reference": sides.reference, "golden": sides.golden}
+    streams = {
+        side: {route.name: lane.start(route) for route in routes if side in route.sides} for side, lane in lanes.items()
+    }
+    for index in range(num_layers):
+        here = [route for route in routes if route.goes_through(index)]
+        passed: dict[str, dict[str, Passed]] = {}
+        for side, lane in lanes.items():
+            taken = [route for route in here if side in route.sides]
+            passed[side] = {route.name: lane.layer(index, route, streams[side][route.name]) for route in taken}
+            streams[side].update({name: each.streams for name, each in passed[side].items()})
+        readings += _Layer(dtype, index, passed).read(here)
+        advance(f"layers.{index}")
+    return readings, streams
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A tensor of one route on one side: [B, S, F], whose first row is slot `first`."""
+
+    values: Tensor
+    first: int
+
+    def cut(self, row: int, slots: slice) -> Tensor:
+        return self.values[row, slots.start - self.first : slots.stop - self.first]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """All sides and routes after one layer."""
+
+    dtype: str
+    index: int
+    passed: Mapping[str, Mapping[str, Passed]]  # side -> route
+
+    def read(self, routes: Sequence[Route]) -> Iterator[Reading]:
+        for route in routes:
+            if route.cached and route.documents_BS is None:
+                yield from (self._read_cache(route, node) for node in CACHED if "port" in route.sides)
+            for piece in route.pieces:
+                for node in (STREAM, *CACHED) if route.cached else (STREAM,):
+                    yield from self._read_piece(route, piece, node)
+
+    def _rows(self, side: str, route: str, node: str) -> _Rows:
+        passed = self.passed[side][route]
+        stream_BSD = torch.cat(passed.streams, dim=1)
+        value = stream_BSD if node == STREAM else passed.held[node].flatten(2)
+        return _Rows(value, stream_BSD.shape[1] - value.shape[1])
+
+    def _floor(self, node: str) -> float:
+        """The reference from golden, in one forward pass."""
+        reference, golden = (self._rows(side, WHOLE, node) for side in ("reference", "golden"))
+        return max(worst_token(reference.values[0], golden.values[0])[0], FLOORS[self.dtype])
+
+    def _read_piece(self, route: Route, piece: Piece, node: str) -> Iterator[Reading]:
+        sides = ("port", "reference")
+        routes = [self._rows(side, route.name, node) for side in sides]
+        bases = [self._rows(side, piece.base, node) for side in sides]
+        lost = max(each.first - piece.slots.start for each in routes)  # HF keeps the last slots alone of a window
+        lost = max(0, lost, *(each.first - piece.base_slots.start for each in bases))
+        slots = slice(piece.slots.start + lost, piece.slots.stop)
+        base_slots = slice(piece.base_slots.start + lost, piece.base_slots.stop)
+        if slots.start >= slots.stop:
+            return
+        port, reference = (each.cut(piece.row, slots) for each in routes)
+        port_base, reference_base = (each.cut(0, base_slots) for each in bases)
+        floor = self._floor(node)
+        reference_apart, _ = worst_token(reference, reference_base)
+        before, _ = worst_token(port_base, reference_base)
+        apart = _Worst(*worst_token(port, port_base), max(floor, reference_apart))
+        across = _Worst(*worst_token(port, reference), max(floor, before))
+        yield self._reading(route.name, route, node, (piece.row, slots.start), apart, across, floor, reference_apart)
+
+    def _read_cache(self, route: Route, node: str) -> Reading:
+        held, theirs = (self._rows(side, route.name, node) for side in ("port", "reference"))
+        computed = self.passed["port"][route.name].computed[node].flatten(2)[0]
+        floor, first = self._floor(node), max(held.first, theirs.first)
+        slots = slice(first, len(computed))
+        own, reference = (each.cut(0, slots) for each in (held, theirs))
+        before, _ = worst_token(computed[first:], reference)
+        apart = _Worst(*worst_token(own, computed[first:]), floor)
+        across = _Worst(*worst_token(own, reference), max(floor, before))
+        return self._reading(CACHE, route, node, (0, first), apart, across, floor, 0.0)
+
+    def _reading(
+        self, check: str, route: Route, node: str, start: tuple[int, int], apart: "_Worst", across: "_Worst",
+        floor: float, reference_apart: float,
+    ) -> Reading:  # fmt: skip
+        worse = across if across.ratio > apart.ratio else apart
+        return Reading(
+            check=check, route=route.name, node=f"layers.{self.index}.{node}", row=start[0], slot=start[1] + worse.at,
+            apart=apart.ratio, across=across.ratio, error=worse.error, reference_apart=reference_apart / floor,
+            decidable=floor <= UNDECIDABLE and math.isfinite(apart.allowed + across.allowed),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Worst:
+    """The relative error of the worst token, which token it is, and what the error may be."""
+
+    error: float
+    at: int
+    allowed: float
+
+    @property
+    def ratio(self) -> float:
+        return self.error / self.allowed
+
+
+def worst_token(value_SF: Tensor, truth_SF: Tensor) -> tuple[float, int]:
+    """The largest relative error of a row, and where; infinite where the value alone is not finite."""
+    value64_SF, truth64_SF = value_SF.double().flatten(1), truth_SF.double().flatten(1)
+    least = torch.finfo(torch.float64).tiny
+    error_S = (value64_SF - truth64_SF).norm(dim=1) / truth64_SF.norm(dim=1).clamp_min(least)
+    error_S = torch.where(error_S.isnan(), torch.tensor(math.inf, dtype=torch.float64), error_S)
+    error_S[~truth64_SF.isfinite().all(1)] = 0.0  # nothing to compare with
+    at = int(error_S.argmax())
+    return float(error_S[at]), at
