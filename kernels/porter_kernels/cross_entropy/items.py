@@ -107,10 +107,7 @@ def write_results(
     partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, vocab_size,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Loss, maximum, log total, log-sum-exp, log-probability and entropy a row [6, N], 0 where ignored.
-
-    Returns the maximum and the log total: the gradient is taken from what is stored, to the bit.
-    """
+    """Loss, maximum, log total, log-sum-exp, log-probability and entropy a row [6, N], 0 where ignored."""
     peak, log_total, below, totals = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
     chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
     at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
@@ -139,7 +136,6 @@ def write_results(
     tl.store(out + 4 * N, tl.where(counts, tl.where(exists, log_prob, float("nan")), 0.0), mask=filled)
     tl.store(out + 5 * N, tl.where(counts, entropy, 0.0), mask=filled)
     tl.store(correct_ptr + rows, correct & counts, mask=filled)
-    return peak, log_total
 
 
 @triton.jit

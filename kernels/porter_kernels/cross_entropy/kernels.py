@@ -12,6 +12,7 @@ are still in a cache. Else each item is a program, in a launch for each kind. Bo
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from porter_kernels.cross_entropy.items import (
+    combine,
     read_factor,
     read_target,
     write_gradient,
@@ -98,16 +99,17 @@ def _loss_and_gradient_kernel(
             IGNORE, SMOOTHING, CAP, SCALE, HAS_WEIGHT, ENTROPY, ARGMAX, BLOCK_V,
         )  # fmt: skip
     tl.debug_barrier()  # every thread has stored its partial results before one reads them
-    peak, log_total = write_results(
-        partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, V,
-        SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
-    )  # fmt: skip
+    peak, log_total, _, _ = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
     for past in tl.range(0, C, num_stages=STAGES):
         write_gradient(
             logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor,
             rows, C - 1 - past, N, V, stride, out_stride, 0, V,
             SMOOTHING, Z_LOSS, CAP, SCALE, HAS_WEIGHT, BLOCK_V,
         )  # fmt: skip
+    write_results(
+        partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, V,
+        SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
+    )  # fmt: skip
 
 
 @triton.jit

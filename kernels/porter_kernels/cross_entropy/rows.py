@@ -88,7 +88,10 @@ class Results(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap."""
+    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap.
+
+    Where C > 1, BLOCK_N is 1 on a GPU: over the chunks of several rows, kernels would sum in different orders.
+    """
 
     BLOCK_N: int
     BLOCK_V: int
