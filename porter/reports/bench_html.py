@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from porter.bench.ranking import regressions
 from porter.bench.results import BenchRun, Metric
@@ -22,7 +21,7 @@ from porter.reports.bench_rows import (
     unranked,
 )
 from porter.reports.markup import Html, definitions, join, table, tag
-from porter.reports.page import button, figures_json, icon, pinned, place, template
+from porter.reports.page import button, figures_json, icon, pinned, place, plotly_script, template
 
 HEAD = (
     "forward + backward",
@@ -54,7 +53,7 @@ def bench_to_html(run: BenchRun) -> str:
         icon=icon("c98a00" if worse else "2f8f5b"),
         style=template("report.css"),
         script=template("report.js"),
-        plotly=get_plotlyjs(),
+        plotly=plotly_script(),
         figures=figures_json(figures),
         verdict_class="warn" if worse else "pass",
         banner=_banner(run, worse),

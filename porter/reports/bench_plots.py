@@ -14,7 +14,7 @@ from porter.bench.providers.table import PORTER, PROVIDERS
 from porter.bench.ranking import TIMES, Board, boards
 from porter.bench.results import BenchRun, Metric, Record
 from porter.reports.bench_rows import format_megabytes, format_ms
-from porter.reports.plots import AXIS, GRID, INK, blank_figure
+from porter.reports.canvas import AXIS, GRID, INK, blank_figure
 
 MARKS: dict[str, tuple[str, str]] = {  # colour and shape
     "eager": ("#8b96a3", "circle-open"),

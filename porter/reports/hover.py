@@ -1,11 +1,11 @@
 """What a point of a picture says when it is pointed at: escaped text, lines joined by <br> as plotly has them."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
-from porter.comparison.report import DiffReport, NodeDiff
-from porter.reports.summary import describe_worst, format_error, format_ratio, worst_token
+from porter.comparison.report import DiffReport, LogitsAt, NodeDiff
+from porter.reports.summary import describe_worst, format_error, format_ratio, word_of, worst_token
 
 
 def describe_local(report: DiffReport, node: NodeDiff) -> str:
@@ -17,6 +17,8 @@ def describe_local(report: DiffReport, node: NodeDiff) -> str:
             f"e_port {format_error(node.local.e_port)}, e_ref {format_error(node.local.e_ref)}",
             f"worst token {worst_token(report, node)}",
         ]
+    if node.propagated is not None and node.propagated.log10_l2 is not None:
+        lines.append(f"on its own hidden states ‖port − reference‖₂ {node.propagated.l2:.4g}")
     if node.worst is not None:
         lines.append(f"worst element {describe_worst(node)}")
     if node.exact is not None:
@@ -39,6 +41,24 @@ def describe_propagated(node: NodeDiff) -> str:
         f"e_port {format_error(found.e_port)}, e_ref {format_error(found.e_ref)}",
     ]
     return _join(node, f"{node.stage} {node.dtype}, propagated", lines)
+
+
+def describe_logits(found: LogitsAt, words: Mapping[int, str]) -> str:
+    """The words that both sides would say after one token, and how sure the reference is."""
+    lines = [
+        f"reference {word_of(found.reference[0][0], words)}, port {word_of(found.port[0][0], words)}",
+        f"margin {found.margin:.3g}, floor {found.floor:.2g}",
+        f"KL {format_error(found.kl)}",
+    ]
+    return "<br>".join([f"<b>after token {found.token}</b>", *(escape(line) for line in lines)])
+
+
+def describe_token(report: DiffReport, node: NodeDiff) -> str:
+    """The worst token of a node, as the token heatmap says it."""
+    if node.local is None:
+        return ""
+    where = f"<b>token {escape(worst_token(report, node))}</b>"
+    return "<br>".join([where, f"layer {node.layer}", f"ρ_tok {format_ratio(node.local.rho_tok)}"])
 
 
 def visible_tokens(tokens: Iterable[str]) -> Iterator[str]:

@@ -4,14 +4,16 @@ from collections.abc import Callable, Sequence
 from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from porter.comparison.report import DiffReport, Stage, Verdict
 from porter.reports import sections
+from porter.reports.heatmaps import node_heatmap, token_heatmap
+from porter.reports.hover import describe_local, describe_token
+from porter.reports.logits_panel import logits_panel
 from porter.reports.markup import Html, join, tag
-from porter.reports.page import button, figures_json, icon, pinned, place, template
-from porter.reports.plots import layer_curves, node_heatmap, token_heatmap
-from porter.reports.summary import coverage, nodes_of
+from porter.reports.page import button, figures_json, icon, pinned, place, plotly_script, template
+from porter.reports.plots import layer_curves
+from porter.reports.summary import coverage, nodes_of, peak, worst_of
 
 ICON_COLOURS: dict[Verdict, str] = {
     "PASS": "2f8f5b",
@@ -29,23 +31,23 @@ def to_html(report: DiffReport) -> str:
     curves = _curves(report, figures)
     node_maps = _tabs(report, figures, "nodes", _stages_with_nodes(report), node_heatmap)
     token_maps = _tabs(report, figures, "tokens", _stages_with_tokens(report), token_heatmap)
+    logits = logits_panel(report, figures)
     return Template(template("report.html")).substitute(
         title=tag("title", f"{report.verdict} {report.name}"),
         icon=icon(ICON_COLOURS[report.verdict]),
         style=template("report.css"),
         script=template("report.js"),
-        plotly=get_plotlyjs(),
+        plotly=plotly_script(),
         figures=figures_json(figures),
         verdict_class=report.verdict.lower(),
         banner=sections.banner(report),
         coverage=tag("p", coverage(report, ALL_AXES), class_="coverage"),
-        facts=sections.facts(report),
         stages=sections.stage_table(report),
         curves=curves,
         node_maps=node_maps,
         token_maps=token_maps,
         offenders=sections.offender_table(report),
-        logits=sections.logits_table(report),
+        logits=logits,
         preflight=sections.preflight_table(report),
         axes=sections.axes_table(report),
         environment=sections.environment(report),
@@ -68,7 +70,8 @@ def _curves(report: DiffReport, figures: dict[str, go.Figure]) -> Html:
     if not any(node.propagated for node in report.nodes):
         return sections.nothing("No node was compared on its own hidden states.")
     figures["curves"] = layer_curves(report)
-    return join([place("curves", figures["curves"], hidden=False), pinned()])
+    label = "The difference of port and reference after each layer, and below it the worst ρ of each layer"
+    return join([place("curves", figures["curves"], hidden=False, label=label), pinned()])
 
 
 def _tabs(
@@ -89,5 +92,17 @@ def _tabs(
         figures[name] = draw(report, stage)
         label = join([f"{stage.name} {stage.dtype} ", sections.badge(stage.status, small=True)])
         buttons.append(button(name, label, selected=stage is shown))
-        places.append(place(name, figures[name], hidden=stage is not shown))
-    return join([tag("div", *buttons, class_="tabs", role="tablist"), *places, pinned()])
+        said = f"ρ of the {group} of every layer, {stage.name} {stage.dtype}, {stage.status}"
+        places.append(place(name, figures[name], hidden=stage is not shown, label=said))
+    tabs = tag("div", *buttons, class_="tabs", role="tablist")
+    return join([tabs, *places, pinned(_worst_said(report, shown, group))])
+
+
+def _worst_said(report: DiffReport, stage: Stage, group: str) -> str:
+    """What a tab's picture says at its worst point, before anyone points at one."""
+    if group == "nodes":
+        first = worst_of(report, stage)
+        return describe_local(report, first) if first else ""
+    drawn = (node for node in nodes_of(report, stage.name, stage.dtype) if node.node == "resid_post")
+    largest = peak(drawn, "rho_tok")
+    return describe_token(report, largest.node) if largest else ""

@@ -32,7 +32,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str | Html]], *, numbers:
         tag("tr", *(tag("td", cell, class_=kind) for cell, kind in zip(row, classes, strict=True))) for row in rows
     )
     body = tag("table", tag("thead", tag("tr", *titles)), tag("tbody", *lines))
-    return tag("div", body, class_="scroll")
+    return tag(
+        "div", body, class_="scroll", tabindex="0", role="region", aria_label=f"Table: {', '.join(filter(None, head))}"
+    )
 
 
 def definitions(pairs: Iterable[tuple[str, str | Html]]) -> Html:

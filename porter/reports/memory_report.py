@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
-from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]
 
 from porter.bench.curves import METHODS, MemoryRun, Point, gradient_bytes
 from porter.reports.bench_plots import LOG_TICKS
+from porter.reports.canvas import AXIS, INK, blank_figure
 from porter.reports.markup import Html, definitions, join, table, tag
 from porter.reports.memory_table import format_cell, heads, methods_of, points_of, saving, tokens_of
-from porter.reports.page import button, figures_json, icon, pinned, place, template
-from porter.reports.plots import AXIS, INK, blank_figure
+from porter.reports.page import button, figures_json, icon, pinned, place, plotly_script, template
 
 MARKS = {
     "naive": ("#8b96a3", "circle"),
@@ -92,7 +91,7 @@ def memory_to_html(run: MemoryRun) -> str:
         icon=icon("2f8f5b"),
         style=template("report.css"),
         script=template("report.js"),
-        plotly=get_plotlyjs(),
+        plotly=plotly_script(),
         figures=figures_json(figures),
         verdict_class="pass",
         banner=join([tag("p", when, class_="eyebrow"), tag("h1", saving(run))]),

@@ -6,12 +6,14 @@ from importlib.resources import files
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from porter.reports.markup import Html, tag
+from porter.reports.markup import Html, join, tag
 
 ICON = (
     "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg'%3E"
     "%3Ccircle cx='8' cy='8' r='7' fill='%23{}'/%3E%3C/svg%3E"
 )
+
+HINT = "Point, click, or use the arrow keys; drag to zoom, double-click to go back."
 
 
 def icon(colour: str) -> Html:
@@ -24,29 +26,46 @@ def template(name: str) -> str:
     return (files("porter.reports") / "templates" / name).read_text(encoding="utf-8")
 
 
+@cache
+def plotly_script() -> str:
+    """plotly.js without what no report draws (maps, 3D): 1.5 MB inside each page, not 4.8."""
+    return (files("porter.reports") / "vendor" / "plotly-cartesian.min.js").read_text(encoding="utf-8")
+
+
 def figures_json(figures: dict[str, go.Figure]) -> str:
     """The figures for a script element; plotly writes < and > as JSON escapes, so that no text can end it."""
     return f"{{{','.join(f'{json.dumps(name)}:{figure.to_json()}' for name, figure in figures.items())}}}"
 
 
-def place(name: str, figure: go.Figure, *, hidden: bool) -> Html:
-    """Where the script draws a figure."""
-    style = f"height:{figure.layout.height}px"
-    kind = "figure hidden" if hidden else "figure"
-    return tag("div", id=name, class_=kind, style=style)
+def place(name: str, figure: go.Figure, *, hidden: bool, label: str = "A picture") -> Html:
+    """Where the script draws a figure; the arrow keys move over its points once it has the focus."""
+    return tag(
+        "div",
+        id=name,
+        class_="figure hidden" if hidden else "figure",
+        style=f"height:{figure.layout.height}px",
+        tabindex="0",
+        role="application",
+        aria_label=f"{label}. Arrow keys move over its points, Enter goes to a node.",
+    )
 
 
 def button(name: str, label: str | Html, *, selected: bool) -> Html:
     """A tab that shows the figure of that name."""
-    shown = "true" if selected else "false"
-    return tag("button", label, type="button", role="tab", aria_selected=shown, data_shows=name)
-
-
-def pinned() -> Html:
-    """Where what a point says is kept after a click."""
+    shown, index = ("true", "0") if selected else ("false", "-1")
     return tag(
-        "p",
-        "Click a point to keep what it says here; drag to zoom, double-click to see all again.",
-        class_="pinned",
-        aria_live="polite",
-    )
+        "button", label, type="button", role="tab", aria_selected=shown, aria_controls=name, data_shows=name,
+        tabindex=index,
+    )  # fmt: skip
+
+
+def pinned(
+    said: str = "", *, hint: str = "Point, click, or use the arrow keys; drag to zoom, double-click to go back."
+) -> Html:
+    """Where what a point says is kept, and how to get it.
+
+    Args:
+        said: what is kept there at first, in the form of a hover text.
+    """
+    lines = join([" ", *(tag("span", Html(line)) for line in said.split("<br>"))]) if said else Html("")
+    return join([tag("div", lines, class_="pinned", aria_live="polite"), tag("p", HINT, class_="hint")])

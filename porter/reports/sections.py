@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from porter.comparison.report import DiffReport, NodeDiff, Stage, Verdict
+from porter.comparison.report import DiffReport, NodeDiff, Prompt, Stage, Verdict
 from porter.reports.markup import Html, definitions, join, table, tag
 from porter.reports.summary import (
     bits,
@@ -18,7 +18,7 @@ from porter.reports.summary import (
 )
 
 SIGNS: dict[Verdict, str] = {"PASS": "✓", "WARN": "▲", "FAIL": "✕", "INCONCLUSIVE": "?", "NOT_COMPARED": "–"}
-FIRST_OFFENDERS, MOST_OFFENDERS = 10, 500
+FIRST_OFFENDERS, MOST_OFFENDERS, MOST_IDS = 10, 500, 4096
 DENSE = 36  # layers, from which the bars of a strip are thin
 OFFENDER_HEAD = (
     "node",
@@ -48,13 +48,29 @@ def name_of(node: str | None) -> Html:
     return tag("code", node) if node else Html("")
 
 
+def link_to(stage: str, dtype: str, node: str | None) -> Html:
+    """A node's name that leads to its cell."""
+    if not node:
+        return Html("")
+    return tag("a", tag("code", node), href="#nodes", class_="node", data_node=f"{stage} {dtype} {node}")
+
+
 def banner(report: DiffReport) -> Html:
-    """The sentence, its verdict set apart."""
+    """The sentence, its verdict set apart, and under it who was compared with whom."""
     rest = report.sentence.removeprefix(report.verdict).lstrip(":").strip()
+    said, _, command = rest.partition("; next: ")
     when = f"porter diff · {report.name} · {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
-    heading = tag("h1", badge(report.verdict), " ", tag("span", rest))
+    heading = tag("h1", badge(report.verdict), " ", tag("span", said))
+    following = [tag("p", "Next: ", tag("code", command), class_="next")] if command else []
+    changed = (
+        [" with ", *(tag("code", f"--set {override}") for override in report.overrides)] if report.overrides else []
+    )
+    against = f" against {report.reference.what}, on {token_summary(report)}."
+    sides = tag(
+        "p", f"{report.port.what}, {report.port.dtype}, {report.port.device}", *changed, against, class_="sides"
+    )
     notes = (tag("p", note, class_="note") for note in report.warnings)
-    return join([tag("p", when, class_="eyebrow"), heading, *notes])
+    return join([tag("p", when, class_="eyebrow"), heading, *following, sides, *notes])
 
 
 def facts(report: DiffReport) -> Html:
@@ -84,12 +100,17 @@ def _stage_row(report: DiffReport, stage: Stage) -> Sequence[str | Html]:
     label = join([tag("strong", stage.name), f" {stage.dtype}"])
     count = str(stage.compared) if nodes or stage.compared else ""
     strip = _strip(report, stage) if nodes else ""
-    return label, badge(stage.status), strip, count, *peaks, name_of(stage.first)
+    known = stage.first in {node.name for node in report.nodes}
+    first = link_to(stage.name, stage.dtype, stage.first) if known else name_of(stage.first)
+    return label, badge(stage.status), strip, count, *peaks, first
 
 
 def _peak(nodes: Iterable[NodeDiff], metric: str) -> Html:
     found = peak(nodes, metric)
-    return join([tag("b", format_ratio(found.value)), " ", name_of(found.node.name)]) if found else Html("")
+    if found is None:
+        return Html("")
+    node = found.node
+    return join([tag("b", format_ratio(found.value)), " ", link_to(node.stage, node.dtype, node.name)])
 
 
 def _strip(report: DiffReport, stage: Stage) -> Html:
@@ -136,7 +157,7 @@ def _node_row(report: DiffReport, node: NodeDiff) -> Sequence[str | Html]:
         measured += [format_error(local.e_port), format_error(local.e_ref)]
     stage = f"{node.stage} {node.dtype}"
     words = (worst_token(report, node), _element(node), node.reason)
-    return name_of(node.name), stage, badge(node.status, small=True), *measured, *words
+    return link_to(node.stage, node.dtype, node.name), stage, badge(node.status, small=True), *measured, *words
 
 
 def _element(node: NodeDiff) -> Html:
@@ -147,35 +168,28 @@ def _element(node: NodeDiff) -> Html:
     return join([tag("span", f"[{where}]", class_="quiet"), f" {node.worst.port:.5g}, {node.worst.reference:.5g}"])
 
 
-def logits_table(report: DiffReport) -> Html:
-    if not report.logits:
-        return nothing("The logits were not compared.")
-    head = ("stage", "KL(ref‖port)", "KL(golden‖ref)", "worst KL", "at token", "NMSE", "same argmax")
-    rows = (
-        (
-            f"{each.stage} {each.dtype}",
-            format_error(each.kl),
-            format_error(each.kl_ref),
-            format_error(each.worst_kl),
-            _token(report, each.worst_token),
-            format_error(each.nmse),
-            f"{each.agreement:.1%}",
-        )
-        for each in report.logits
-    )
-    return table(head, rows, numbers=("KL(ref‖port)", "KL(golden‖ref)", "worst KL", "NMSE", "same argmax"))
-
-
-def _token(report: DiffReport, index: int) -> str:
-    """The index, with the token where one prompt makes it plain which."""
-    tokens = report.prompts[0].tokens if len(report.prompts) == 1 else ()
-    return f"{index} {tokens[index]!r}" if 0 <= index < len(tokens) else str(index)
-
-
 def preflight_table(report: DiffReport) -> Html:
     if not report.preflight:
         return nothing("No check ran before the comparison.")
-    return table(("check", "", "what was found"), ((c.name, badge(c.status), c.detail) for c in report.preflight))
+    checks = table(("check", "", "what was found"), ((c.name, badge(c.status), c.detail) for c in report.preflight))
+    tables = (
+        tag("details", tag("summary", f"{check.name}: {len(check.rows)} rows"), table(check.head, check.rows))
+        for check in report.preflight
+        if check.rows
+    )
+    return join([checks, *tables, *(_prompt_table(prompt) for prompt in report.prompts)])
+
+
+def _prompt_table(prompt: Prompt) -> Html:
+    """The ids that both sides were given, with the text of each."""
+    shown = prompt.ids[:MOST_IDS]
+    words = [repr(word) for word in prompt.tokens[:MOST_IDS]] or [""] * len(shown)
+    rows = ((str(index), str(i), word) for index, (i, word) in enumerate(zip(shown, words, strict=False)))
+    more = f", the first {MOST_IDS} shown" if prompt.length > MOST_IDS else ""
+    summary = tag(
+        "summary", f"ids of the prompt, the same for both sides: {prompt.label}, {prompt.length} tokens{more}"
+    )
+    return tag("details", summary, table(("token", "id", "text"), rows, numbers=("token", "id")))
 
 
 def axes_table(report: DiffReport) -> Html:
@@ -212,5 +226,6 @@ def environment(report: DiffReport) -> Html:
         tag("section", tag("h3", "Judged by"), table(("dtype", "metric", "pass", "fail"), limits)),
         tag("section", tag("h3", "Time"), definitions(timings)),
     )
-    command = tag("pre", tag("code", report.command), class_="command")
-    return join([tag("h3", "To run it again"), command, tag("div", *columns, class_="columns")])
+    command = tag("pre", tag("code", report.command), class_="command", tabindex="0")
+    ran_what = [tag("h3", "What ran"), facts(report)]
+    return join([tag("h3", "To run it again"), command, *ran_what, tag("div", *columns, class_="columns")])

@@ -1,7 +1,7 @@
 """What a DiffReport says, reduced to what a reader needs: shared by the terminal, the HTML page and the plots."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from porter.comparison.report import DiffReport, Local, NodeDiff, Stage, StageName, Verdict
@@ -55,12 +55,39 @@ def peak(nodes: Iterable[NodeDiff], metric: str) -> Peak | None:
     return max(measured, key=lambda each: math.inf if math.isnan(each.value) else each.value, default=None)
 
 
+def worst_of(report: DiffReport, stage: Stage) -> NodeDiff | None:
+    """The node of a stage to look at first: its first FAIL, else the first that did not pass, else the largest ρ."""
+    nodes = list(nodes_of(report, stage.name, stage.dtype))
+    for status in ("FAIL", "INCONCLUSIVE", "WARN"):
+        found = next((node for node in nodes if node.status == status), None)
+        if found is not None:
+            return found
+    largest = peak(nodes, "rho")
+    return largest.node if largest else next(iter(nodes), None)
+
+
 def bits(nodes: Iterable[NodeDiff]) -> str:
     """bit-equal at every node, or at how many; empty where bits were not compared."""
     exact = [node.exact for node in nodes if node.exact is not None]
     if not exact:
         return ""
     return "bit-equal at every node" if all(exact) else f"bits differ at {exact.count(False)} of {len(exact)} nodes"
+
+
+def layers_shown(report: DiffReport) -> tuple[int, ...]:
+    """The layers that pictures have room for: those with a node, all where there is none."""
+    found = {node.layer for node in report.nodes if node.layer is not None}
+    return tuple(sorted(found)) or tuple(range(report.num_layers))
+
+
+def vocabulary(report: DiffReport) -> dict[int, str]:
+    """The words of the ids that stand in a prompt; a report has no others."""
+    return {i: word for prompt in report.prompts for i, word in zip(prompt.ids, prompt.tokens, strict=False)}
+
+
+def word_of(i: int, words: Mapping[int, str]) -> str:
+    """' the', or #1234 where the id has no known word."""
+    return repr(words[i]) if i in words else f"#{i}"
 
 
 def block_labels(report: DiffReport) -> tuple[str, ...]:

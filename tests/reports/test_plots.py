@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from porter.reports import plots
-from porter.reports.plots import layer_curves, node_heatmap, token_heatmap
+from porter.reports import canvas, heatmaps
+from porter.reports.heatmaps import node_heatmap, token_heatmap
+from porter.reports.plots import layer_curves, margin_scatter
 from tests.reports import synthetic
 
 
@@ -99,9 +100,9 @@ def test_every_node_has_a_cell() -> None:
 @pytest.mark.parametrize(
     ("dtype", "ratio", "colour"),
     [
-        ("fp32", 4.0, plots.WARN), ("fp32", 3.9, plots.PASS_LOW), ("fp32", 9.9, plots.WARN),
-        ("fp32", 10.0, plots.FAIL_LOW), ("bf16", 1.4, plots.PASS_LOW), ("bf16", 1.6, plots.WARN),
-        ("bf16", 3.1, plots.FAIL_LOW),
+        ("fp32", 4.0, heatmaps.WARN), ("fp32", 3.9, heatmaps.PASS_LOW), ("fp32", 9.9, heatmaps.WARN),
+        ("fp32", 10.0, heatmaps.FAIL_LOW), ("bf16", 1.4, heatmaps.PASS_LOW), ("bf16", 1.6, heatmaps.WARN),
+        ("bf16", 3.1, heatmaps.FAIL_LOW),
     ],
 )  # fmt: skip
 def test_colours_change_at_the_thresholds(dtype: str, ratio: float, colour: str) -> None:
@@ -115,7 +116,7 @@ def test_colour_is_log10_of_rho_and_clipped() -> None:
     node = next(node for node in synthetic.failing().of_stage("precision") if node.name == "layers.2.mlp.out")
     assert found["layers.2.mlp.out"][0] == pytest.approx(math.log10(node.local.rho), abs=1e-3)
     _, broken = cells(synthetic.undecided(), "precision", "bf16")
-    assert broken["layers.9.resid_post"][0] == plots.HIGHEST  # nan
+    assert broken["layers.9.resid_post"][0] == heatmaps.HIGHEST  # nan
 
 
 def test_hover_says_what_was_measured() -> None:
@@ -136,44 +137,65 @@ def test_nodes_not_compared_are_grey_and_signed() -> None:
     figure = node_heatmap(report, stage(report, "precision", "bf16"))
     grey = figure.data[0]
     assert sum(level is not None for line in grey.z for level in line) == 36
-    assert [list(stop) for stop in grey.colorscale] == [[0, plots.UNCOMPARED], [1, plots.UNCOMPARED]]
+    assert [list(stop) for stop in grey.colorscale] == [[0, canvas.UNCOMPARED], [1, canvas.UNCOMPARED]]
     _, found = cells(report, "precision", "bf16")
     assert len(found) == 237 - 36
     signs = [sign for trace in figure.data[2:] for sign in trace.text or ()]
-    assert signs == [plots.SIGNS["NOT_COMPARED"]] * 36
+    assert signs == [heatmaps.SIGNS["NOT_COMPARED"]] * 36
 
 
-def test_failures_carry_their_ratio_and_in_deep_models_a_sign() -> None:
+def test_failures_carry_their_ratio_and_for_narrow_cells_a_sign() -> None:
     report = synthetic.failing()
-    shallow = node_heatmap(report, stage(report, "semantics", "fp32"))
-    deep = node_heatmap(replace(report, num_layers=80), stage(report, "semantics", "fp32"))
-    assert "924" in [text for trace in shallow.data[2:] for text in trace.text or ()]
-    assert {text for trace in deep.data[2:] for text in trace.text or ()} == {"✕"}
+    figure = node_heatmap(report, stage(report, "semantics", "fp32"))
+    (failed,) = (trace for trace in figure.data[2:] if trace.meta == "✕")
+    assert "924" in failed.text and len(failed.text) == 72
+
+
+def test_only_layers_that_were_compared_take_room() -> None:
+    report = synthetic.failing()
+    few = replace(report, nodes=tuple(node for node in report.nodes if node.layer in (None, 0, 3)))
+    assert list(node_heatmap(few, stage(few, "semantics", "fp32")).data[1].x) == ["embed", "0", "3", "end"]
+    assert list(layer_curves(few).layout.xaxis.categoryarray) == ["embed", "0", "3", "final"]
+
+
+def test_margins_tell_another_word_from_the_same_and_draw_what_is_safe() -> None:
+    logits = synthetic.failing().logits[1]
+    one = replace(logits.at[0], port=((-1, 9.0), *logits.at[0].port[1:]))
+    same, other, line = margin_scatter(replace(logits, at=(one, *logits.at[1:])), {one.reference[0][0]: " <b>"}).data
+    assert (len(same.x), len(other.x)) == (63, 1) and other.marker.symbol == "x"
+    assert other.x[0] == one.floor and other.y[0] == one.margin
+    assert "reference &#x27; &lt;b&gt;&#x27;, port #-1" in other.text[0]
+    assert line.y[0] == pytest.approx(4 * line.x[0])
+
+
+def test_a_point_of_the_curve_knows_its_node() -> None:
+    assert curve(synthetic.failing(), "fp32").customdata[1] == "semantics fp32 layers.0.resid_post"
 
 
 def test_a_deep_model_names_every_tenth_layer() -> None:
     report = synthetic.failing()
-    shallow, deep = layer_curves(report), layer_curves(replace(report, num_layers=81))
+    shallow, deep = layer_curves(report), layer_curves(replace(report, num_layers=81, nodes=report.nodes[:1]))
     assert list(shallow.layout.xaxis.tickvals) == ["embed", *map(str, range(18)), "final"]
     assert list(deep.layout.xaxis.tickvals) == ["embed", "10", "20", "30", "40", "50", "60", "70", "final"]
 
 
 @pytest.mark.parametrize(("ratio", "short"), [(2.25, "2.25"), (1054, "1.1k"), (24_000, "24k"), (2e6, "2e6")])
 def test_short_ratio(ratio: float, short: str) -> None:
-    assert plots._short(ratio) == short
+    assert heatmaps.short_ratio(ratio) == short
 
 
 def test_exact_stage_is_coloured_by_status() -> None:
     trace, found = cells(synthetic.failing(), "exact", "fp32")
-    assert colour_at(trace, found["layers.0.mlp.act"][0]) == plots.WARN
-    assert colour_at(trace, found["layers.0.mlp.norm"][0]) == plots.PASS_HIGH
+    assert colour_at(trace, found["layers.0.mlp.act"][0]) == heatmaps.WARN
+    assert colour_at(trace, found["layers.0.mlp.norm"][0]) == heatmaps.PASS_HIGH
 
 
 def test_tokens_by_layer_with_escaped_text() -> None:
     report = synthetic.hostile()
-    (trace,) = token_heatmap(report, stage(report, "semantics", "fp32")).data
-    assert trace.z.shape == (18, 640) and list(trace.y) == list(range(18))
-    assert trace.text[0][0] == "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
+    figure = token_heatmap(report, stage(report, "semantics", "fp32"))
+    (trace,) = figure.data
+    assert trace.z.shape == (18, 640) and list(trace.y) == [*map(str, range(18))]
+    assert figure.layout.meta["words"][0][0] == "&lt;/script&gt;&lt;script&gt;alert(1)&lt;/script&gt;"
     node = next(node for node in report.of_stage("semantics") if node.name == "layers.5.resid_post")
     assert trace.customdata[5][7] == pytest.approx(node.local.tokens[7], rel=1e-6)
 
@@ -184,6 +206,7 @@ def test_tokens_without_a_tokenizer_or_of_several_lengths() -> None:
     short = replace(nodes[1], local=replace(nodes[1].local, tokens=(1.0, 2.0)))
     prompt = replace(report.prompts[0], tokens=())
     report = replace(report, nodes=(nodes[0], short), prompts=(prompt,))
-    (trace,) = token_heatmap(report, stage(report, "semantics", "fp32")).data
+    figure = token_heatmap(report, stage(report, "semantics", "fp32"))
+    (trace,) = figure.data
     assert trace.z.shape == (2, 640) and math.isnan(trace.z[1][2])
-    assert set(trace.text[0]) == {""}
+    assert figure.layout.meta["words"] == [[]] and figure.layout.meta["prompts"] == [0, 0]
