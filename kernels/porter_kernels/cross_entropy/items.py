@@ -103,11 +103,21 @@ def combine(partials_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
 
 
 @triton.jit
+def write_log_sum(partials_ptr, results_ptr, counts, rows, N, C, BLOCK_C: tl.constexpr):
+    """Maximum, log total and log-sum-exp a row, 0 where ignored: rows 1 to 3 of the results."""
+    peak, log_total, _, _ = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
+    out, filled = results_ptr + rows, rows < N
+    tl.store(out + N, tl.where(counts, peak, 0.0), mask=filled)
+    tl.store(out + 2 * N, tl.where(counts, log_total, 0.0), mask=filled)
+    tl.store(out + 3 * N, tl.where(counts, peak + log_total, 0.0), mask=filled)
+
+
+@triton.jit
 def write_results(
     partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, vocab_size,
     SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, HAS_WEIGHT: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Loss, maximum, log total, log-sum-exp, log-probability and entropy a row [6, N], 0 where ignored."""
+    """Loss, log-probability and entropy a row, 0 where ignored: rows 0, 4 and 5 of the results."""
     peak, log_total, below, totals = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
     chunks = tl.arange(0, BLOCK_C)[None, :]  # [1, C]
     at, mask = partials_ptr + (rows * C + chunks) * PARTIALS, (rows < N) & (chunks < C)
@@ -130,9 +140,6 @@ def write_results(
     correct = tl.min(bests, axis=1, keep_dims=True).to(tl.int64) == target
     out, filled = results_ptr + rows, rows < N
     tl.store(out, tl.where(counts, tl.where(exists, loss, float("nan")), 0.0), mask=filled)
-    tl.store(out + N, tl.where(counts, peak, 0.0), mask=filled)
-    tl.store(out + 2 * N, tl.where(counts, log_total, 0.0), mask=filled)
-    tl.store(out + 3 * N, tl.where(counts, lse, 0.0), mask=filled)
     tl.store(out + 4 * N, tl.where(counts, tl.where(exists, log_prob, float("nan")), 0.0), mask=filled)
     tl.store(out + 5 * N, tl.where(counts, entropy, 0.0), mask=filled)
     tl.store(correct_ptr + rows, correct & counts, mask=filled)

@@ -12,10 +12,10 @@ are still in a cache. Else each item is a program, in a launch for each kind. Bo
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from porter_kernels.cross_entropy.items import (
-    combine,
     read_factor,
     read_target,
     write_gradient,
+    write_log_sum,
     write_partials,
     write_results,
 )
@@ -45,6 +45,7 @@ def _results_kernel(
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
     target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
+    write_log_sum(partials_ptr, results_ptr, counts, rows, N, C, BLOCK_C)
     write_results(
         partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, vocab_size,
         SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
@@ -99,7 +100,12 @@ def _loss_and_gradient_kernel(
             IGNORE, SMOOTHING, CAP, SCALE, HAS_WEIGHT, ENTROPY, ARGMAX, BLOCK_V,
         )  # fmt: skip
     tl.debug_barrier()  # every thread has stored its partial results before one reads them
-    peak, log_total, _, _ = combine(partials_ptr, counts, rows, N, C, BLOCK_C)
+    write_log_sum(partials_ptr, results_ptr, counts, rows, N, C, BLOCK_C)
+    tl.debug_barrier()
+    # What is stored, as a second backward reads it: kept in registers, it would be summed in the order of the chunks'
+    # layout, and bits would differ; or in its own, and brought to theirs in every step, four times as slow.
+    peak = tl.load(results_ptr + N + rows, mask=rows < N, other=0.0, cache_modifier=".cg")  # [N, 1]
+    log_total = tl.load(results_ptr + 2 * N + rows, mask=rows < N, other=0.0, cache_modifier=".cg")
     for past in tl.range(0, C, num_stages=STAGES):
         write_gradient(
             logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor,

@@ -88,10 +88,7 @@ class Results(NamedTuple):
 
 
 class Tiling(NamedTuple):
-    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap.
-
-    Where C > 1, BLOCK_N is 1 on a GPU: over the chunks of several rows, kernels would sum in different orders.
-    """
+    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap."""
 
     BLOCK_N: int
     BLOCK_V: int

@@ -18,12 +18,8 @@ def small_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of 16 columns (capped: 8), tiles of 4 rows that a program does whole, sums over 8 rows at once.
-
-    On a GPU the tile of a row with several chunks holds that row alone, as it does where TILE is not changed: of
-    several rows the compiler lays out a sum over chunks in one of two orders, and bits would depend on the kernel.
-    """
-    monkeypatch.setattr(launch, "TILE", 64 if launch.INTERPRETING else 8)
+    """Chunks of 16 columns (capped: 8), tiles of 4 rows that a program does whole, sums over 8 rows at once."""
+    monkeypatch.setattr(launch, "TILE", 64)
     for name in ("block_v", "block_v_wide", "block_v_capped"):
         monkeypatch.setitem(rows.TUNABLES, name, 8 if name == "block_v_capped" else 16)
     monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", 0)
