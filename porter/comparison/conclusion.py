@@ -11,9 +11,9 @@ import torch
 import transformers
 
 from porter import __version__
-from porter.comparison.report import Axis, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
+from porter.comparison.report import Axis, Behaviour, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
 from porter.comparison.sentence import sentence
-from porter.comparison.verdicts import THRESHOLDS, conclude
+from porter.comparison.verdicts import all_limits, conclude
 from porter.models.build import Build
 from porter.models.matmul import needs_float32
 from porter.models.ops import OpsName
@@ -30,6 +30,7 @@ class Findings:
     nodes: list[NodeDiff] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
     axes: list[Axis] = field(default_factory=list)
+    behaviour: list[Behaviour] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
 
 
@@ -66,11 +67,12 @@ def make_report(
         logits=tuple(found.logits),
         axes=tuple(found.axes),
         declared=len(found.declared),
-        thresholds={dtype: dict(limits) for stage in THRESHOLDS.values() for dtype, limits in stage.items()},
+        thresholds=all_limits(),
         environment=_environment(device, getattr(torch, build.dtype)),
         command=command or f"porter.diff({build.name!r})",
         timings_s={name: round(value, 3) for name, value in timings_s.items()},
         fail_on=tuple(fail_on),
+        behaviour=tuple(found.behaviour),
     )
     return replace(report, sentence=sentence(report))
 

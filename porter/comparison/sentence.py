@@ -2,8 +2,21 @@
 
 import shlex
 
-from porter.comparison.report import DiffReport, NodeDiff
+from porter.comparison.report import Behaviour, DiffReport, NodeDiff
 from porter.comparison.verdicts import suspects
+
+_PATHS = {  # check of the behaviour stage -> what acts on its path alone
+    "cache": "what the cache is given: keys after rotary, and values",
+    "decode": "positions and mask of tokens that follow a cache",
+    "chunks": "positions and mask of several tokens that follow a cache",
+    "window": "which keys a window keeps once the cache is longer than it",
+    "padding.left": "positions and mask of padded rows",
+    "padding.right": "the mask of padded rows",
+    "batch": "what one row of a batch sees of another",
+    "packed": "positions and mask of rows with several documents",
+    "logits": "the head, and what precision judged before it",
+    "greedy": "decoding, where it writes on",
+}
 
 
 def sentence(report: DiffReport) -> str:
@@ -11,6 +24,8 @@ def sentence(report: DiffReport) -> str:
     fail = report.first_fail
     if fail is not None:
         return _failed(report, fail)
+    if report.first_misbehaviour is not None:
+        return _misbehaved(report, report.first_misbehaviour)
     if report.verdict == "PASS":
         dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages if stage.dtype))
         return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
@@ -38,6 +53,12 @@ def next_command(report: DiffReport) -> str:
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
     return f"{where}; look at {suspects(fail.name)}; next: {next_command(report)}"
+
+
+def _misbehaved(report: DiffReport, fail: Behaviour) -> str:
+    where = f"FAIL at {fail.name} (behaviour, {fail.dtype}): {fail.detail}"
+    again = shlex.join(["porter", "diff", report.name, "--stage", "behaviour"])
+    return f"{where}; look at {_PATHS[fail.name]}; next: {again}"
 
 
 def _warned(report: DiffReport) -> str:

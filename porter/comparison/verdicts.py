@@ -18,7 +18,7 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
     },
 }
 # route: how far a way through the model is from one forward pass, over what rounding explains; kl: KL(reference‖port)
-# over KL(golden‖reference). What clean ports measure: diff_reports/evidence/behaviour.csv.
+# over KL(golden‖reference). What clean ports measure: benchmarks/results/behaviour.csv.
 BEHAVIOUR: dict[str, dict[str, tuple[float, float]]] = {
     "float32": {"route": (4.0, 10.0), "kl": (4.0, 10.0)},
     "bfloat16": {"route": (2.0, 4.0), "kl": (4.0, 10.0)},
@@ -43,6 +43,15 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
     ("logits", "head.*"),
 )  # fmt: skip
+
+
+def all_limits() -> dict[str, dict[str, tuple[float, float]]]:
+    """dtype -> metric -> (to pass, to fail), of all stages."""
+    found: dict[str, dict[str, tuple[float, float]]] = {}
+    for stage in (*THRESHOLDS.values(), BEHAVIOUR):
+        for dtype, limits in stage.items():
+            found.setdefault(dtype, {}).update(limits)
+    return found
 
 
 def judge(

@@ -7,6 +7,7 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from porter.comparison.report import DiffReport, Stage, Verdict
 from porter.reports import sections
+from porter.reports.behaviour_table import behaviour_table
 from porter.reports.heatmaps import node_heatmap, token_heatmap
 from porter.reports.hover import describe_local, describe_token
 from porter.reports.logits_panel import logits_panel
@@ -48,6 +49,7 @@ def to_html(report: DiffReport) -> str:
         token_maps=token_maps,
         offenders=sections.offender_table(report),
         logits=logits,
+        behaviour=behaviour_table(report),
         preflight=sections.preflight_table(report),
         axes=sections.axes_table(report),
         environment=sections.environment(report),
