@@ -1,14 +1,12 @@
 """The behaviour stage of a tiny model; its reference is loaded once for several runs."""
 
 from functools import lru_cache
-from typing import Any
 
 import torch
 
-from porter.comparison.behaviour.greedy import write
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
-from porter.comparison.behaviour.routes import TOKENS
-from porter.comparison.behaviour.stage import Lanes, run_behaviour
+from porter.comparison.behaviour.stage import check_routes, run_behaviour
+from porter.comparison.behaviour.walk import Sides
 from porter.comparison.report import Behaviour
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import make_ops
@@ -27,18 +25,22 @@ def references(family: str, dtype: torch.dtype) -> tuple[HfReference, HfReferenc
 
 
 def run(
-    family: str, *overrides: str, dtype: str = "float32", ops: str = "reference", tokens: int = 200,
-    greedy: bool = False, every_route: bool = True,
-) -> list[Behaviour]:  # fmt: skip
-    build, kind = tiny(family, *overrides), getattr(torch, dtype)
+    family: str,
+    *overrides: str,
+    dtype: str = "float32",
+    ops: str = "reference",
+    tokens: int = 200,
+    greedy: bool = False,
+) -> list[Behaviour]:
+    """The checks of a tiny model on seeded ids; greedy: the port writes text too."""
+    build, kind = tiny(family, *overrides, dtype=dtype, weights=str(tiny(family).checkpoint())), getattr(torch, dtype)
     ids = random_ids(build, tokens)[0].tolist()
     decoder = Decoder(build.blueprint, Streamed(build.blueprint, make_ops(ops), build.reader(), kind, CPU))
     reference, golden = references(family, kind)
-    lanes = Lanes(PortRoutes(decoder, kind, CPU), HfRoutes(reference), HfRoutes(golden))
-    given: dict[str, Any] = {}
+    sides = Sides(PortRoutes(decoder, kind, CPU), HfRoutes(reference), HfRoutes(golden))
     if greedy:
-        given["text_1S"] = write(build.model(dtype, ops=ops), torch.tensor([ids[:TOKENS]]), kind, CPU)
-    return run_behaviour(dtype, lanes, build.blueprint, ids, every_route=every_route, **given)
+        return run_behaviour(build, ops, dtype, sides, ids)
+    return check_routes(build, dtype, sides, ids, None)
 
 
 def statuses(checks: list[Behaviour]) -> dict[str, str]:

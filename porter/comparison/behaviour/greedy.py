@@ -66,7 +66,6 @@ def judge_greedy(dtype: str, text_1S: Tensor, reference_NV: Tensor, golden_NV: T
     return Behaviour(NAME, dtype, "FAIL", floors, SAFE_MARGIN, detail, where)
 
 
-def too_large(dtype: str, parameters: int) -> Behaviour:
-    """The record of a model that is not held whole."""
-    why = f"{parameters:,} parameters are more than the {MOST_PARAMETERS:,} that are held whole to write text"
+def not_written(dtype: str, why: str) -> Behaviour:
+    """The record of a port that writes nothing."""
     return Behaviour(NAME, dtype, "NOT_COMPARED", 0.0, SAFE_MARGIN, why)

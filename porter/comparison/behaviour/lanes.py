@@ -48,6 +48,9 @@ class RouteLane(Protocol):
     def start(self, route: Route) -> Streams: ...
     def layer(self, index: int, route: Route, streams: Streams) -> Passed: ...
 
+    def release(self) -> None:
+        """Lets go of the weights of the layer that was run."""
+
 
 class PortRoutes:
     """porter's decoder with its own cache and positions."""
@@ -72,9 +75,9 @@ class PortRoutes:
         places, cache = self._places[route.name]
         computed: list[dict[str, Tensor]] = []
         after = []
-        for x_BTD, positions in zip(streams, places, strict=True):
-            computed.append({})
-            with quick_matmul(self.dtype, self.device):
+        with quick_matmul(self.dtype, self.device, keep=True):
+            for x_BTD, positions in zip(streams, places, strict=True):
+                computed.append({})
                 after.append(self.decoder.layer(index, x_BTD, positions, cache, computed[-1].__setitem__))
         nodes = dict(zip(CACHED, ("attn.k_rope", "attn.v"), strict=True))
         shown = {name: torch.cat([each[node] for each in computed], dim=1) for name, node in nodes.items()}
@@ -82,6 +85,9 @@ class PortRoutes:
             return Passed(after, {}, shown)
         held, cache.layers[index] = cache.layers[index], LayerCache()
         return Passed(after, _held(held.k_BGSK, held.v_BGSK), shown)
+
+    def release(self) -> None:
+        self.decoder.loader.release()
 
 
 class HfRoutes:
@@ -141,6 +147,9 @@ class HfRoutes:
         """[B, T, V]: logits of the last layer's output."""
         self.reference.start(torch.zeros(x_BTD.shape[:2], dtype=torch.long))
         return self.reference.head(x_BTD)["logits"]
+
+    def release(self) -> None:
+        self.reference.release()
 
     def _places(self, route: Route, span: slice) -> dict[str, Any]:
         """What HF is told of a route's padding and documents."""

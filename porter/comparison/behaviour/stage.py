@@ -1,63 +1,93 @@
-"""The behaviour stage of one prompt in one dtype."""
+"""The behaviour stage of one prompt in one dtype: every way of feeding tokens in float32, where a fault is far above
+rounding; decoding and the port's own text in the port's dtype.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from porter.comparison.behaviour.checks import explain_missing, judge_routes
-from porter.comparison.behaviour.greedy import NAME, greedy_route, judge_greedy, scored
-from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
-from porter.comparison.behaviour.routes import LEAST_TOKENS, decode_routes, plan_routes
+from porter.comparison.behaviour.greedy import (
+    MOST_PARAMETERS,
+    NAME,
+    WORDS,
+    greedy_route,
+    judge_greedy,
+    not_written,
+    scored,
+    write,
+)
+from porter.comparison.behaviour.routes import LEAST_TOKENS, TOKENS, decode_routes, plan_routes
 from porter.comparison.behaviour.walk import Sides, walk
 from porter.comparison.report import Behaviour
 from porter.comparison.verdicts import BEHAVIOUR
-from porter.specs.blueprint import Blueprint
+from porter.models.build import Build
+from porter.models.ops import OpsName
 
-
-@dataclass(frozen=True)
-class Lanes:
-    """The sides of the stage in one dtype."""
-
-    port: PortRoutes
-    reference: HfRoutes
-    golden: HfRoutes
+Advance = Callable[[str], None]
 
 
 def run_behaviour(
-    dtype: str,
-    lanes: Lanes,
-    blueprint: Blueprint,
-    ids: Sequence[int],
-    *,
-    every_route: bool,
-    text_1S: Tensor | None = None,
-    advance: Callable[[str], None] = lambda unit: None,
+    build: Build, ops: OpsName, dtype: str, sides: Sides, ids: Sequence[int], advance: Advance = lambda unit: None
 ) -> list[Behaviour]:
-    """The checks of one prompt.
+    """The checks of one prompt in one dtype, but for logits, which are judged where they are measured.
 
     Args:
-        every_route: else decoding and its cache alone.
-        text_1S: what the port wrote; None: it wrote nothing.
-        advance: called after each layer.
+        sides: in that dtype.
+        advance: called after each layer, and when the port has written its text.
     """
     if len(ids) < LEAST_TOKENS:
         limit, why = BEHAVIOUR[dtype]["route"][0], f"{len(ids)} tokens; pass {LEAST_TOKENS} or more"
         return [Behaviour("decode", dtype, "NOT_COMPARED", 0.0, limit, why)]
+    text_1S, checks = None, []
+    if dtype == build.dtype:
+        missing = _reason_not_to_write(build)
+        checks = [] if missing is None else [not_written(dtype, missing)]
+        text_1S = _write(build, ops, sides, ids) if missing is None else None
+        advance("text")
+    return check_routes(build, dtype, sides, ids, text_1S, advance) + checks
+
+
+def check_routes(
+    build: Build,
+    dtype: str,
+    sides: Sides,
+    ids: Sequence[int],
+    text_1S: Tensor | None,
+    advance: Advance = lambda unit: None,
+) -> list[Behaviour]:
+    """The checks of what goes through the layers; text_1S: what the port wrote, None: nothing."""
+    blueprint, every_route = build.blueprint, dtype == "float32"
     routes = plan_routes(blueprint, ids) if every_route else decode_routes(ids)
     walked = routes if text_1S is None else [*routes, greedy_route(text_1S)]
-    sides = Sides(lanes.port, lanes.reference, lanes.golden)
     readings, streams = walk(dtype, sides, walked, blueprint.dims.layers, advance)
     checks = judge_routes(dtype, routes, readings, len(ids))
     if every_route:
         checks += explain_missing(blueprint, dtype, len(ids))
     if text_1S is not None:
-        last = {side: streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden")}
-        logits = [lane.head(last[side])[0] for side, lane in (("reference", lanes.reference), ("golden", lanes.golden))]
+        last = [streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden")]
+        logits = [lane.head(x_BTD)[0] for lane, x_BTD in zip((sides.reference, sides.golden), last, strict=True)]
         checks.append(judge_greedy(dtype, text_1S, *logits))
     return checks
 
 
-def text_room(blueprint: Blueprint, words: int) -> int | None:
-    """Tokens that may stand before so many words; None: any number."""
-    return blueprint.dims.max_pos - words if blueprint.embed.positions == "learned" else None
+def _reason_not_to_write(build: Build) -> str | None:
+    blueprint = build.blueprint
+    if blueprint.num_parameters > MOST_PARAMETERS:
+        return f"{blueprint.num_parameters:,} parameters are more than the {MOST_PARAMETERS:,} that are held whole"
+    if _room(build) < LEAST_TOKENS:
+        return f"a position table of {blueprint.dims.max_pos} holds no {LEAST_TOKENS} tokens and {WORDS} words"
+    return None
+
+
+def _room(build: Build) -> int:
+    """Tokens of the prompt that the text may follow."""
+    blueprint = build.blueprint
+    return min(TOKENS, blueprint.dims.max_pos - WORDS) if blueprint.embed.positions == "learned" else TOKENS
+
+
+def _write(build: Build, ops: OpsName, sides: Sides, ids: Sequence[int]) -> Tensor:
+    lane = sides.port
+    whole = build.model(ops=ops, device=str(lane.device))
+    return write(whole, torch.tensor([ids[: _room(build)]]), lane.dtype, lane.device)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from porter.comparison.behaviour.lanes import CACHED, Passed, RouteLane, Streams
+from porter.comparison.behaviour.lanes import CACHED, HfRoutes, Passed, PortRoutes, RouteLane, Streams
 from porter.comparison.behaviour.routes import WHOLE, Piece, Route
 from porter.comparison.verdicts import FLOORS, UNDECIDABLE
 
@@ -28,9 +28,9 @@ CACHE = "cache"
 class Sides:
     """Who goes through the layers."""
 
-    port: RouteLane
-    reference: RouteLane
-    golden: RouteLane
+    port: PortRoutes
+    reference: HfRoutes
+    golden: HfRoutes
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def walk(
     streams = {
         side: {route.name: lane.start(route) for route in routes if side in route.sides} for side, lane in lanes.items()
     }
+    for lane in lanes.values():
+        lane.release()
     for index in range(num_layers):
         here = [route for route in routes if route.goes_through(index)]
         passed: dict[str, dict[str, Passed]] = {}
@@ -87,6 +89,8 @@ def walk(
             taken = [route for route in here if side in route.sides]
             passed[side] = {route.name: lane.layer(index, route, streams[side][route.name]) for route in taken}
             streams[side].update({name: each.streams for name, each in passed[side].items()})
+        for lane in lanes.values():
+            lane.release()
         readings += _Layer(dtype, index, passed).read(here)
         advance(f"layers.{index}")
     return readings, streams
