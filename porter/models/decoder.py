@@ -196,20 +196,26 @@ class Decoder(nn.Module):
         Raises:
             UsageError: positions pass the end of a learned position table.
         """
-        positions = self.place(ids_BT.shape[1], ids_BT.device, cache, documents_BS)
-        x_BTD = self.embed(ids_BT, positions, tap)
-        for i in range(self.blueprint.dims.layers):
-            x_BTD = self.layer(i, x_BTD, positions, cache, prefixed(tap, i))
-        return self.head(x_BTD, tap)
+        return self.head(self._stream(ids_BT, cache, tap, documents_BS), tap)
 
     @torch.no_grad()
     def generate(self, ids_BT: Tensor, num_tokens: int) -> Tensor:
         """[B, T + num_tokens]: greedy continuation through the cache."""
         cache, given_BT = Cache(self.blueprint.dims.layers), ids_BT
         for _ in range(num_tokens):
-            given_BT = self(given_BT, cache)[:, -1:].argmax(-1)
+            given_BT = self.head(self._stream(given_BT, cache)[:, -1:]).argmax(-1)
             ids_BT = torch.cat((ids_BT, given_BT), dim=1)
         return ids_BT
+
+    def _stream(
+        self, ids_BT: Tensor, cache: Cache | None, tap: Tap = no_tap, documents_BS: Tensor | None = None
+    ) -> Tensor:
+        """[B, T, D], the residual stream after the last layer."""
+        positions = self.place(ids_BT.shape[1], ids_BT.device, cache, documents_BS)
+        x_BTD = self.embed(ids_BT, positions, tap)
+        for i in range(self.blueprint.dims.layers):
+            x_BTD = self.layer(i, x_BTD, positions, cache, prefixed(tap, i))
+        return x_BTD
 
 
 def prefixed(tap: Tap, layer: int) -> Tap:

@@ -44,14 +44,14 @@ def test_an_error_that_one_forward_pass_has_too_is_no_matter_of_paths() -> None:
 
 def test_the_records_say_what_was_compared() -> None:
     found = {check.name: check for check in run("mistral")}
-    assert found["decode"].detail.startswith("45 of 200 tokens at once, then 3 one at a time: ")
-    assert found["chunks"].detail.startswith("48 of 200 tokens in chunks of 23, 9, 16: ")
+    assert found["decode"].detail.startswith("29 of 200 tokens at once, then 3 one at a time: ")
+    assert found["chunks"].detail.startswith("32 of 200 tokens in chunks of 15, 6, 11: ")
     assert found["window"].detail.startswith("126 of 200 tokens at once, 7 past the window of 128, 3 one at a time, ")
-    assert found["padding.left"].detail.startswith("two rows, one with 25 of 48 padded on the left, the last 3 decoded")
-    assert found["padding.right"].detail.startswith("two rows, one with 25 of 48 padded on the right: ")
-    assert found["batch"].detail.startswith("two rows of 23 tokens, against each alone: ")
-    assert found["packed"].detail.startswith("documents of 23 and 23 tokens in one row, against each alone: ")
-    assert found["decode"].where.startswith("layers.") and ", token 4" in found["decode"].where
+    assert found["padding.left"].detail.startswith("two rows, one with 17 of 32 padded on the left, the last 3 decoded")
+    assert found["padding.right"].detail.startswith("two rows, one with 17 of 32 padded on the right: ")
+    assert found["batch"].detail.startswith("two rows of 15 tokens, against each alone: ")
+    assert found["packed"].detail.startswith("documents of 15 and 15 tokens in one row, against each alone: ")
+    assert found["decode"].where.startswith("layers.") and ", token " in found["decode"].where
     assert all(check.dtype == "float32" and check.limit == BEHAVIOUR["float32"]["route"][0] for check in found.values())
 
 
@@ -175,7 +175,7 @@ def greedy(margins: list[float], rounding: float = 0.1) -> Behaviour:
     for row, margin in enumerate(margins):
         reference_NV[row, 20 + row] = 5.0
         reference_NV[row, 3] = 5.0 + margin
-    return judge_greedy("bfloat16", text_1S, reference_NV, reference_NV.double() + rounding)
+    return judge_greedy("bfloat16", text_1S, reference_NV, lambda step: reference_NV[step].double() + rounding)
 
 
 def test_text_agrees_up_to_a_tie_and_no_further() -> None:
@@ -186,7 +186,8 @@ def test_text_agrees_up_to_a_tie_and_no_further() -> None:
     assert "4 agree" in tie.detail and tie.detail.endswith("a tie, and the rest is not compared")
     fail = greedy([-1.0] * 4 + [4.1 * floor] + [-1.0] * 11)
     assert (fail.status, fail.where) == ("FAIL", "word 5") and "chooses 3 for 24" in fail.detail
-    assert greedy([-1.0] * 15 + [1e-9], rounding=0.0).status == "FAIL"
+    assert greedy([-1.0] * 15 + [1e-3], rounding=0.0).status == "FAIL"
+    assert greedy([0.0] * WORDS, rounding=0.0).status == "PASS"  # bfloat16 knows exact ties
     assert greedy([NAN] * WORDS).status == "INCONCLUSIVE"
 
 

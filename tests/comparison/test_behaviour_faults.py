@@ -123,5 +123,5 @@ def test_a_fault_is_found_by_the_checks_of_its_path_alone(name: str, monkeypatch
 def test_text_of_a_port_that_decodes_wrongly_is_not_what_the_reference_would_write(monkeypatch) -> None:
     plant(monkeypatch, FAULTS["decoding forgets the position offset"])
     found = next(check for check in run("llama", greedy=True) if check.name == "greedy")
-    assert found.status == "FAIL" and found.where == "word 3"
-    assert "2 agree, then the reference chooses" in found.detail and "rounding does not explain" in found.detail
+    assert found.status == "FAIL" and found.where == "word 2"  # the first follows the prompt alone
+    assert "1 agree, then the reference chooses" in found.detail and "rounding does not explain" in found.detail

@@ -6,12 +6,13 @@ where they do not.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from porter.comparison.behaviour.routes import Route
-from porter.comparison.report import SAFE_MARGIN, Behaviour
+from porter.comparison.report import SAFE_MARGIN, Behaviour, Verdict
 from porter.models.decoder import Decoder
 from porter.models.matmul import quick_matmul
 
@@ -36,34 +37,37 @@ def scored(text_1S: Tensor) -> slice:
     return slice(text_1S.shape[1] - WORDS - 1, text_1S.shape[1] - 1)
 
 
-def judge_greedy(dtype: str, text_1S: Tensor, reference_NV: Tensor, golden_NV: Tensor) -> Behaviour:
+def judge_greedy(
+    dtype: str, text_1S: Tensor, reference_NV: Tensor, golden_logits: Callable[[int], Tensor]
+) -> Behaviour:
     """Whether the reference would have chosen the port's words.
 
     Args:
-        reference_NV, golden_NV: logits after the tokens of scored(text_1S), one row a word.
+        reference_NV: logits after the tokens of scored(text_1S), one row a word.
+        golden_logits: golden's row [V] of one word; asked for where the reference chooses another.
     """
-    words_N = text_1S[0, -WORDS:].to(reference_NV.device)
-    reference_NV, golden_NV = reference_NV.double(), golden_NV.double()
+    words_N, reference_NV = text_1S[0, -WORDS:].to(reference_NV.device), reference_NV.double()
     best_N = reference_NV.argmax(-1)
     said = f"{WORDS} words after {text_1S.shape[1] - WORDS} tokens"
     differing = (best_N != words_N).nonzero().flatten().tolist()
     if not bool(reference_NV.isfinite().all()):
-        return Behaviour(
-            NAME, dtype, "INCONCLUSIVE", 0.0, SAFE_MARGIN, f"{said}: the reference's logits are not finite"
-        )
+        return Behaviour(NAME, dtype, "INCONCLUSIVE", 0.0, SAFE_MARGIN, f"{said}: the reference's are not finite")
     if not differing:
         return Behaviour(NAME, dtype, "PASS", 0.0, SAFE_MARGIN, f"{said}: the reference chooses every one of them")
     step = differing[0]
     margin = float(reference_NV[step, best_N[step]] - reference_NV[step, words_N[step]])
-    floor = math.sqrt(2) * float((reference_NV[step] - golden_NV[step]).square().mean().sqrt())
-    floors = margin / floor if floor else math.inf
+    floors = margin / _floor(reference_NV[step], golden_logits(step)) if margin else 0.0
     found = f"the reference chooses {int(best_N[step])} for {int(words_N[step])} with a margin of {floors:.2g} floors"
-    where = f"word {step + 1}"
-    if floors <= SAFE_MARGIN:
-        detail = f"{said}: {step} agree, then {found}, which rounding explains: a tie, and the rest is not compared"
-        return Behaviour(NAME, dtype, "PASS", floors, SAFE_MARGIN, detail, where)
-    detail = f"{said}: {step} agree, then {found}, which rounding does not explain"
-    return Behaviour(NAME, dtype, "FAIL", floors, SAFE_MARGIN, detail, where)
+    status: Verdict = "PASS" if floors <= SAFE_MARGIN else "FAIL"
+    why = "rounding explains: a tie, and the rest is not compared" if status == "PASS" else "rounding does not explain"
+    detail = f"{said}: {step} agree, then {found}, which {why}"
+    return Behaviour(NAME, dtype, status, floors, SAFE_MARGIN, detail, f"word {step + 1}")
+
+
+def _floor(reference_V: Tensor, golden_V: Tensor) -> float:
+    """What the reference's own rounding moves a margin by."""
+    least = torch.finfo(torch.float64).tiny
+    return max(math.sqrt(2) * float((reference_V - golden_V.double()).square().mean().sqrt()), least)
 
 
 def not_written(dtype: str, why: str) -> Behaviour:

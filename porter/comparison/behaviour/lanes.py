@@ -131,7 +131,7 @@ class HfRoutes:
         return streams
 
     def layer(self, index: int, route: Route, streams: Streams) -> Passed:
-        cache = copy.deepcopy(self._empty[route.name]) if route.cached else None
+        cache = self._fresh_cache(index, route) if route.cached else None
         after = []
         for x_BTD, call in zip(streams, self._calls[route.name], strict=True):
             args, kwargs = call[index]
@@ -142,6 +142,13 @@ class HfRoutes:
             after.append(out[0] if isinstance(out, tuple) else out)
         held: Any = cache.layers[index] if cache is not None else None
         return Passed(after, _held(held.keys, held.values) if held is not None else {})
+
+    def _fresh_cache(self, index: int, route: Route) -> HfCache:
+        """HF's cache before the route, whose layer `index` alone will be filled."""
+        cache = copy.copy(self._empty[route.name])
+        cache.layers = list(cache.layers)
+        cache.layers[index] = copy.deepcopy(cache.layers[index])
+        return cache
 
     def head(self, x_BTD: Tensor) -> Tensor:
         """[B, T, V]: logits of the last layer's output."""

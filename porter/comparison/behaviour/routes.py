@@ -13,7 +13,7 @@ from torch import Tensor
 from porter.specs.axes import first_of_each_kind
 from porter.specs.blueprint import Blueprint
 
-TOKENS = 48  # of the prompt that are fed in every way, through all layers
+TOKENS = 32  # of the prompt that are fed in every way, through all layers
 LEAST_TOKENS = 12  # with fewer there are no three chunks and no two documents
 DECODED = 3  # tokens fed one at a time
 PAST = 8  # tokens past the window

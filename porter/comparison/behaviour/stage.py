@@ -66,9 +66,15 @@ def check_routes(
     if every_route:
         checks += explain_missing(blueprint, dtype, len(ids))
     if text_1S is not None:
-        last = [streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden")]
-        logits = [lane.head(x_BTD)[0] for lane, x_BTD in zip((sides.reference, sides.golden), last, strict=True)]
-        checks.append(judge_greedy(dtype, text_1S, *logits))
+        reference_BND, golden_BND = (streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden"))
+        checks.append(
+            judge_greedy(
+                dtype, text_1S, sides.reference.head(reference_BND)[0],
+                lambda step: sides.golden.head(golden_BND[:, step : step + 1])[0, 0],
+            )
+        )  # fmt: skip
+        sides.reference.release()
+        sides.golden.release()
     return checks
 
 

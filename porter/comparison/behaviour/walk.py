@@ -11,7 +11,7 @@ What a cache holds is compared with what attention computed (apart) and with HF'
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -114,6 +114,7 @@ class _Layer:
     dtype: str
     index: int
     passed: Mapping[str, Mapping[str, Passed]]  # side -> route
+    floors: dict[str, float] = field(default_factory=dict)  # node -> the reference from golden, in one forward pass
 
     def read(self, routes: Sequence[Route]) -> Iterator[Reading]:
         for route in routes:
@@ -130,9 +131,10 @@ class _Layer:
         return _Rows(value, stream_BSD.shape[1] - value.shape[1])
 
     def _floor(self, node: str) -> float:
-        """The reference from golden, in one forward pass."""
-        reference, golden = (self._rows(side, WHOLE, node) for side in ("reference", "golden"))
-        return max(worst_token(reference.values[0], golden.values[0])[0], FLOORS[self.dtype])
+        if node not in self.floors:
+            reference, golden = (self._rows(side, WHOLE, node) for side in ("reference", "golden"))
+            self.floors[node] = max(worst_token(reference.values[0], golden.values[0])[0], FLOORS[self.dtype])
+        return self.floors[node]
 
     def _read_piece(self, route: Route, piece: Piece, node: str) -> Iterator[Reading]:
         sides = ("port", "reference")
@@ -191,10 +193,12 @@ class _Worst:
 
 def worst_token(value_SF: Tensor, truth_SF: Tensor) -> tuple[float, int]:
     """The largest relative error of a row, and where; infinite where the value alone is not finite."""
+    if torch.equal(value_SF, truth_SF):
+        return 0.0, 0
     value64_SF, truth64_SF = value_SF.double().flatten(1), truth_SF.double().flatten(1)
-    least = torch.finfo(torch.float64).tiny
-    error_S = (value64_SF - truth64_SF).norm(dim=1) / truth64_SF.norm(dim=1).clamp_min(least)
-    error_S = torch.where(error_S.isnan(), torch.tensor(math.inf, dtype=torch.float64), error_S)
-    error_S[~truth64_SF.isfinite().all(1)] = 0.0  # nothing to compare with
+    size_S = truth64_SF.norm(dim=1)
+    error_S = (value64_SF - truth64_SF).norm(dim=1) / size_S.clamp_min(torch.finfo(torch.float64).tiny)
+    error_S = error_S.nan_to_num(nan=math.inf, posinf=math.inf)
+    error_S[~size_S.isfinite()] = 0.0  # nothing to compare with
     at = int(error_S.argmax())
     return float(error_S[at]), at
