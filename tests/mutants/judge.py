@@ -85,6 +85,16 @@ def _helpers(path: Path, tree: Path) -> list[Path]:
     return own + [p for p in (tree / TESTS).rglob("*.py") if p not in own and f"porter_kernels.{p.stem} import" in text]
 
 
+def _seen_by_processes(path: Path, tree: Path) -> set[str]:
+    """Files of the ops that a test file imports, where it starts processes: what these execute is not in its lines."""
+    text = path.read_text()
+    if "subprocess.Popen(" not in text:
+        return set()
+    ops = re.findall(r"from porter_kernels\.(\w+)", text)
+    files = [tree / PACKAGE / f"{op}.py" for op in ops] + [p for op in ops for p in (tree / PACKAGE / op).rglob("*.py")]
+    return {str(file.relative_to(tree)) for file in files if file.exists()}
+
+
 def _mentions(path: Path, tree: Path, mutants: Iterable[Mutant]) -> bool:
     """Whether a test file names an op of the mutants, or one that imports it; or compiles whatever there is."""
     ops = {name for op in {m.op.split(".")[0] for m in mutants} for name in importers(tree, op)}
@@ -128,6 +138,8 @@ class Judge:
         seen: dict[str, set[str]] = {}
         for test in known.values():
             seen.setdefault(test.file, set()).update(test.lines)
+        for file in seen:
+            seen[file] |= _seen_by_processes(tree / file, tree)
         self.files_seen = seen
 
     def tests_for(self, mutant: Mutant) -> list[str]:

@@ -35,6 +35,11 @@ def own_keys(H: int, S: int) -> Tensor:
     return (torch.arange(S) % torch.arange(1, H + 1)[:, None] == 0)[None, :, None].to(DEVICE)
 
 
+def halves(S: int) -> Tensor:
+    """[1, 2, 1, S]: head 0 sees the first half of the keys, head 1 all of them."""
+    return (torch.arange(S) < torch.tensor([[S // 2], [S]]))[None, :, None].to(DEVICE)
+
+
 # B, H, G, T, S, K, then how
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "least": ((1, 1, 1, 1, 1, 1), {}),
@@ -47,6 +52,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "as many keys as features": ((1, 2, 2, 3, 8, 8), {}),
     "as many samples as heads": ((4, 4, 2, 5, 5, 8), {}),
     "own keys a head": ((1, 4, 2, 7, 7, 8), {"mask": own_keys(4, 7)}),
+    "own blocks a head": ((1, 2, 2, 3, 256, 16), {"mask": halves(256), "causal": False}),
     "one query": ((2, 4, 2, 1, 19, 8), {}),
     "window": ((2, 4, 2, 19, 19, 8), {"window": 4}),
     "window of one": ((1, 2, 2, 5, 5, 8), {"window": 1}),

@@ -37,7 +37,9 @@ OPS: dict[str, tuple[Op, Op]] = {
 }
 
 
-@pytest.mark.parametrize("launch", [{"reload": 1}, {"stages": 2}, {"rows": 1}, {"rows": 1, "reload": 1}], ids=str)
+@pytest.mark.parametrize(
+    "launch", [{"reload": 1}, {"stages": 2}, {"rows": 1}, {"rows": 1, "reload": 1}, {"rows": 64}], ids=str
+)
 @pytest.mark.parametrize("op", OPS)
 def test_matches_reference(
     op: str, launch: dict[str, int], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
