@@ -6,7 +6,8 @@ import click
 
 from porter.errors import PorterError, closest
 
-COMMANDS = ("bench", "build", "diff", "specs")  # each is porter/cli/<name>.py with a click command of the same name
+# Each is porter/cli/<name>.py with a click command of the same name.
+COMMANDS = ("bench", "build", "diff", "recheck", "schema", "specs")
 
 
 class _Failure(click.ClickException):

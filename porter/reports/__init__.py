@@ -3,14 +3,15 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from porter.reports.json_report import from_json, to_json
+    from porter.reports.json_report import to_json
+    from porter.reports.read_json import from_json
     from porter.reports.terminal import render
     from porter.reports.write import write_report
 
 __all__ = ["from_json", "render", "to_json", "write_report"]
 
 HOMES = {
-    "from_json": "porter.reports.json_report",
+    "from_json": "porter.reports.read_json",
     "render": "porter.reports.terminal",
     "to_json": "porter.reports.json_report",
     "write_report": "porter.reports.write",

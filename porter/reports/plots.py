@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
@@ -15,6 +16,7 @@ DTYPE_COLOURS = {"float32": "#2f7fc1", "bfloat16": "#d9822b", "float16": "#2a9d8
 SPARE_COLOURS = ("#2f7fc1", "#d9822b", "#8a63c9", "#c2557f")
 SAME, OTHER = "#5f97c0", "#cf4a2c"  # the port says the reference's word, or another
 CURVE_HEIGHT, MARGIN_HEIGHT = 500, 360
+RATIO_HEIGHT, NOTE_HEIGHT = 110, 15  # pixels: of the plot of ρ, of a line of text
 NOT_FINITE = 1e5  # where a ρ that is not finite is drawn
 
 
@@ -42,7 +44,18 @@ def layer_curves(report: DiffReport) -> go.Figure:
         margin={"r": 96},
         hovermode="closest",
     )
+    _spread_limits(figure)
     return figure
+
+
+def _spread_limits(figure: go.Figure) -> None:
+    """Moves the names of limits apart where the decades lie too close for both."""
+    low, high = figure.layout.yaxis2.range
+    notes = sorted((note for note in figure.layout.annotations if note.yref == "y2"), key=lambda note: note.y)
+    for below, above in pairwise(notes):
+        gap = (above.y - below.y) * RATIO_HEIGHT / (high - low)
+        if gap < NOTE_HEIGHT and above.text != below.text:
+            below.yshift, above.yshift = (gap - NOTE_HEIGHT) / 2, (NOTE_HEIGHT - gap) / 2
 
 
 def _add_band(figure: go.Figure, report: DiffReport, stage: Stage, colour: str) -> None:

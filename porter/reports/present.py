@@ -26,5 +26,5 @@ def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bo
         return folder
     if timings:
         render_timings(report, Console(stderr=True))
-    render(report, Console(highlight=False), folder=folder)
+    render(report, Console(highlight=False), page=folder / "report.html")
     return folder

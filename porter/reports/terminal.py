@@ -45,17 +45,19 @@ STRIP_LABEL = len("precision bfloat16") + 2
 QUIET = "dim"
 
 
-def render(report: DiffReport, console: Console, *, folder: Path | None = None) -> None:
+def render(report: DiffReport, console: Console, *, page: Path | None = None) -> None:
     """Prints the report; the last line is its sentence, alone and unwrapped.
 
     Args:
-        folder: where write_report put the report, to say so.
+        page: where the HTML was written, to say so.
     """
     _print_header(report, console)
     if report.stages:
         console.print(_stage_table(report))
     if report.nodes:
         _print_strips(report, console)
+    if report.behaviour:
+        _print_behaviour(report, console)
     if report.verdict != "PASS":
         _print_offenders(report, console)
     for check in report.preflight:
@@ -64,8 +66,8 @@ def render(report: DiffReport, console: Console, *, folder: Path | None = None) 
     for warning in report.warnings:
         _line(console, ("note ", COLOURS["WARN"]), warning)
     _line(console, (coverage(report), QUIET))
-    if folder is not None:
-        _line(console, (f"report: {folder / 'report.html'}", QUIET), wrap=False)
+    if page is not None:
+        _line(console, (f"report: {page}", QUIET), wrap=False)
     console.print()
     _line(console, _coloured_sentence(report), wrap=False)
 
@@ -181,6 +183,17 @@ def _ruler(num_layers: int, group: int) -> str:
     if bars - 1 - len(ruler) >= 1:
         ruler = ruler.ljust(bars - 1) + last
     return ruler
+
+
+def _print_behaviour(report: DiffReport, console: Console) -> None:
+    """A line for each check that did not pass; the table of stages names those that did."""
+    bad = [check for check in report.behaviour if check.status != "PASS"]
+    if bad:
+        console.print()
+    for check in bad:
+        label = (f"{check.status.replace('_', ' ')} {check.name} {check.dtype}: ", COLOURS[check.status])
+        where = f" ({check.where})" if check.where else ""
+        _line(console, label, f"{check.detail}{where}")
 
 
 def _print_offenders(report: DiffReport, console: Console) -> None:

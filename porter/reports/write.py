@@ -47,6 +47,17 @@ def write_report(report: DiffReport, folder: Path, *, json_path: Path | None = N
     return placed
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Writes one file, replaced if it exists, whole or not at all.
+
+    Raises: UsageError: the place cannot be written to.
+    """
+    with _refusing(path), _created(path.parent), _staged(path.with_name(f".{secrets.token_hex(6)}")) as beside:
+        _refuse_folder(path)
+        beside.write_bytes(content)
+        beside.replace(path)
+
+
 def check_writable(folder: Path, *, json_path: Path | None = None) -> None:
     """Refuses a place that a report could not be written to, before the long computation; leaves nothing behind.
 

@@ -36,8 +36,8 @@ def test_round_trip_is_equal_where_all_is_finite() -> None:
 def test_keys_and_their_order() -> None:
     document = to_json(synthetic.failing())
     assert list(document) == [
-        "schema", "verdict", "exit", "summary", "run", "thresholds", "stages", "preflight", "nodes", "logits", "axes",
-        "artifacts", "timings", "warnings",
+        "schema", "verdict", "exit", "summary", "run", "thresholds", "stages", "preflight", "nodes", "logits",
+        "behaviour", "axes", "artifacts", "timings", "warnings",
     ]  # fmt: skip
     assert document["schema"] == "porter.diff/1"
     assert document["summary"] == {

@@ -81,7 +81,7 @@ def test_pass_lists_no_offenders() -> None:
 
 def test_says_where_the_report_is(tmp_path) -> None:
     console = Console(file=io.StringIO(), width=40)
-    render(synthetic.passing(), console, folder=tmp_path)
+    render(synthetic.passing(), console, page=tmp_path / "report.html")
     assert f"report: {tmp_path / 'report.html'}" in console.file.getvalue().splitlines()
 
 

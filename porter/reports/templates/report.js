@@ -12,6 +12,7 @@
   function fitted(place) {
     const figure = structuredClone(figures[place.id]);
     const width = place.clientWidth;
+    figure.layout.width = width;
     const meta = figure.layout.meta || {};
     figure.layout.font.color = getComputedStyle(document.documentElement).getPropertyValue("--quiet").trim();
     if (width < NARROW) { narrow(figure); }
@@ -31,7 +32,7 @@
     const layout = figure.layout;
     layout.margin = Object.assign({}, layout.margin, { r: 12 });
     (layout.annotations || []).forEach(function (note, index) {
-      if (note.xanchor === "left") { Object.assign(note, { x: 0.1 + 0.42 * (index % 2), xshift: 0, yshift: note.yref === "y2" ? 7 : 0 }); }
+      if (note.xanchor === "left") { Object.assign(note, { x: 0.1 + 0.42 * (index % 2), xshift: 0, yshift: note.yref === "y2" ? 8 : 0 }); }
     });
     if (layout.legend) { layout.legend.font = { size: 10 }; }
     figure.data.forEach(function (trace) {
@@ -75,6 +76,11 @@
   // --- drawing
 
   function draw(place) {
+    if (place.dataset.width && place.dataset.width !== String(place.clientWidth)) { // plotly keeps margins of the old width
+      Plotly.purge(place);
+      place.classList.remove("js-plotly-plot");
+    }
+    place.dataset.width = String(place.clientWidth);
     const figure = fitted(place);
     const first = !place.classList.contains("js-plotly-plot");
     place.style.height = figure.layout.height + "px";
@@ -101,18 +107,19 @@
 
   // --- the points of a figure: cells of a grid, or points along traces
 
-  function isGrid(place) { return place._fullData.some(function (trace) { return trace.type === "heatmap"; }); }
+  function isGrid(place) { return place.data.some(function (trace) { return trace.type === "heatmap"; }); }
 
   function gridOf(place) {
-    const maps = place._fullData.filter(function (trace) { return trace.type === "heatmap"; });
+    const maps = place.data.filter(function (trace) { return trace.type === "heatmap"; });
     const tokens = (figures[place.id].layout.meta || {}).kind === "tokens";
     const last = maps[maps.length - 1];
-    const width = tokens ? last.customdata[0].length : last.x.length;
+    const ratios = tokens && place._fullData[0].customdata; // decoded, which place.data is not
+    const width = tokens ? ratios[0].length : last.x.length;
     return {
       rows: last.y.length, columns: width, x: function (c) { return tokens ? c : last.x[c]; }, y: function (r) { return last.y[r]; },
       says: function (r, c) {
         if (!tokens) { return maps.map(function (map) { return map.text[r][c]; }).find(Boolean) || ""; }
-        const ratio = last.customdata[r][c];
+        const ratio = ratios[r][c];
         if (!(ratio >= 0)) { return ""; }
         const word = last.text[r] && last.text[r][c];
         return "<b>token " + c + (word ? " " + word : "") + "</b><br>layer " + last.y[r] + "<br>ρ_tok " + Number(ratio).toPrecision(3);
@@ -156,18 +163,23 @@
     ring.style.cssText = "left:" + box.x + "px;top:" + box.y + "px;width:" + box.w + "px;height:" + box.h + "px";
   }
 
+  function along(axis, value) { // d2p takes the name of layer 4 for the fourth place
+    const at = axis.type === "category" ? axis._categories.indexOf(String(value)) : -1;
+    return at < 0 ? axis.d2p(value) : axis.l2p(at);
+  }
+
   function boxOf(place, at) {
     const layout = place._fullLayout;
     if (isGrid(place)) {
       const grid = gridOf(place), x = layout.xaxis, y = layout.yaxis;
       const w = Math.abs(x.l2p(1) - x.l2p(0)), h = Math.abs(y.l2p(1) - y.l2p(0));
-      const left = x._offset + x.d2p(grid.x(at.c)), top = y._offset + y.d2p(grid.y(at.r));
+      const left = x._offset + along(x, grid.x(at.c)), top = y._offset + along(y, grid.y(at.r));
       const wide = Math.max(w, 6);
       return { x: left - wide / 2, y: top - h / 2, w: wide, h: h };
     }
     const trace = tracesOf(place)[at.t];
     const x = layout[trace.xaxis.replace("x", "xaxis")], y = layout[trace.yaxis.replace("y", "yaxis")];
-    return { x: x._offset + x.d2p(trace.x[at.p]) - 8, y: y._offset + y.d2p(trace.y[at.p]) - 8, w: 16, h: 16 };
+    return { x: x._offset + along(x, trace.x[at.p]) - 8, y: y._offset + along(y, trace.y[at.p]) - 8, w: 16, h: 16 };
   }
 
   function tell(place, text) {
