@@ -22,6 +22,7 @@ from porter.reports.summary import (
     shortlist,
     token_summary,
     worst_status,
+    worst_token,
 )
 
 COLOURS: dict[Verdict, str] = {
@@ -40,7 +41,8 @@ WORDS: dict[Verdict, str] = {
     "NOT_COMPARED": "not compared",
 }
 MOST_OFFENDERS = 8
-NAME_WIDTH = 26  # layers.17.attn.post_norm is 23
+NAME_WIDTH, STAGE_WIDTH = 26, 20  # layers.17.attn.post_norm is 23, precision bfloat16 is 18
+WIDE = 120  # columns, from which a node's worst token and element stand beside its ratios
 STRIP_LABEL = len("precision bfloat16") + 2
 QUIET = "dim"
 
@@ -56,6 +58,8 @@ def render(report: DiffReport, console: Console, *, page: Path | None = None) ->
         console.print(_stage_table(report))
     if report.nodes:
         _print_strips(report, console)
+    if report.logits:
+        _print_logits(report, console)
     if report.behaviour:
         _print_behaviour(report, console)
     if report.verdict != "PASS":
@@ -201,23 +205,53 @@ def _print_offenders(report: DiffReport, console: Console) -> None:
     if not found:
         return
     console.print()
-    _line(console, (f"{'node':<{NAME_WIDTH}}{'stage':<16}{'e_port':>8}{'e_ref':>9}{'ρ':>8}{'ρ_tok':>8}", QUIET))
-    for node in shortlist(report, MOST_OFFENDERS):
-        _print_offender(node, console)
+    head = f"{'node':<{NAME_WIDTH}}{'stage':<{STAGE_WIDTH}}{'e_port':>8}{'e_ref':>9}{'ρ':>8}{'ρ_tok':>8}"
+    wide = console.width >= WIDE
+    _line(console, (f"{head}  worst token, worst element" if wide else head, QUIET))
+    for place, node in enumerate(shortlist(report, MOST_OFFENDERS)):
+        _print_offender(report, node, console, wide=wide)
+        if not wide and node.local is not None:
+            for fact in filter(None, [*(_facts(report, node) if place == 0 else ()), _why(node)]):
+                _line(console, (f"  {fact}", QUIET), wrap=False)
     if len(found) > MOST_OFFENDERS:
         _line(console, (f"and {len(found) - MOST_OFFENDERS} more, in the report", QUIET))
     console.print()
 
 
-def _print_offender(node: NodeDiff, console: Console) -> None:
+def _print_offender(report: DiffReport, node: NodeDiff, console: Console, *, wide: bool) -> None:
+    """A node's errors and ratios in columns; on a wide console what is behind them too."""
     name = (f"{node.name} ".ljust(NAME_WIDTH), COLOURS[node.status])
-    where = f"{node.stage} {node.dtype} ".ljust(16)
-    facts = "; ".join(fact for fact in (describe_worst(node), node.reason) if fact)
+    where = f"{node.stage} {node.dtype} ".ljust(STAGE_WIDTH)
     if node.local is None:
-        _line(console, name, where, (facts, QUIET), wrap=False)
+        _line(console, name, where, (node.reason, QUIET), wrap=False)
         return
     errors = f"{format_error(node.local.e_port):>8}{format_error(node.local.e_ref):>9}"
     ratios = f"{format_ratio(node.local.rho):>8}{format_ratio(node.local.rho_tok):>8}"
-    _line(console, name, where, errors, ratios, wrap=False)
-    if facts:
-        _line(console, (f"  {facts}", QUIET), wrap=False)
+    parts = [worst_token(report, node), describe_worst(node), _why(node)] if wide else []
+    told = "  ".join(filter(None, parts))
+    _line(console, name, where, errors, ratios, (f"  {told}" if told else "", QUIET), wrap=False)
+
+
+def _facts(report: DiffReport, node: NodeDiff) -> list[str]:
+    """Where in a node it is worst."""
+    facts = [("worst token", worst_token(report, node)), ("worst element", describe_worst(node))]
+    return [f"{what} {said}" for what, said in facts if said]
+
+
+def _why(node: NodeDiff) -> str:
+    """The reason of a status, where the columns of ρ do not say it already."""
+    return "" if node.reason.startswith("ρ") and "(" not in node.reason else node.reason
+
+
+def _print_logits(report: DiffReport, console: Console) -> None:
+    """The logits of each stage: KL beside the reference's own, and words that rounding does not explain."""
+    table = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), header_style=QUIET)
+    table.add_column("logits", no_wrap=True)
+    for name in ("KL", "reference’s own", "same word", "safe words changed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in report.logits:
+        flips, safe = sum(one.flipped and one.safe for one in each.at), sum(one.safe for one in each.at)
+        said = f"{flips} of {safe}" if each.at else ""
+        table.add_row(each.dtype, format_error(each.kl), format_error(each.kl_ref), f"{each.agreement:.1%}", said)
+    console.print()
+    console.print(table)

@@ -1,6 +1,7 @@
 """The terminal: 80 columns, no colour, and the sentence last."""
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -61,8 +62,6 @@ def test_strip_tells_status_by_shape() -> None:
 
 @pytest.mark.parametrize("num_layers", [1, 18, 80, 126])
 def test_strip_of_any_depth_fits(num_layers: int) -> None:
-    from dataclasses import replace
-
     text = shown(replace(synthetic.failing(), num_layers=num_layers))
     assert max(map(len, text.splitlines()[:-1])) <= 80
     assert ("layers a bar" in text) == (num_layers > 40)
@@ -73,6 +72,45 @@ def test_offenders_are_few_and_counted() -> None:
     assert text.count("semantics fp32  ") - text.count("semantics fp32   FAIL") >= MOST_OFFENDERS
     assert "and 208 more" in text
     assert "layers.0.mlp.act" in text and "port " in text
+
+
+def test_columns_stand_under_their_names() -> None:
+    lines = shown(replace_dtypes(synthetic.failing())).splitlines()
+    head = next(line for line in lines if line.startswith("node "))
+    row = next(line for line in lines if line.startswith("layers.0.mlp.act ") and "semantics" in line)
+    assert row.index("semantics") == head.index("stage")
+    assert len(row) == len(head) and row.endswith("956") and row[: head.index("e_ref") + 5].endswith("1.0e-6")
+
+
+def replace_dtypes(report):
+    """With the names that real runs have, which are longer."""
+    long = {"fp32": "float32", "bf16": "bfloat16"}
+    nodes = tuple(replace(node, dtype=long[node.dtype]) for node in report.nodes)
+    stages = tuple(replace(stage, dtype=long.get(stage.dtype, "")) for stage in report.stages)
+    logits = tuple(replace(each, dtype=long[each.dtype]) for each in report.logits)
+    return replace(report, nodes=nodes, stages=stages, logits=logits)
+
+
+def test_long_names_of_dtypes_fit_too() -> None:
+    for make in synthetic.ALL.values():
+        lines = shown(replace_dtypes(make())).splitlines()
+        assert [line for line in lines[:-1] if len(line) > 80] == []
+
+
+def test_the_first_bad_node_says_where_and_a_wide_console_says_it_of_all() -> None:
+    narrow, wide = shown(synthetic.failing()), shown(synthetic.failing(), width=130)
+    assert narrow.count("worst element [0, ") == 1 and "worst token 392 '.'" in narrow
+    assert wide.count("[0, ") == MOST_OFFENDERS and max(map(len, wide.splitlines()[:-1])) <= 150
+
+
+def test_logits_are_a_line_each() -> None:
+    row = next(line for line in shown(synthetic.failing()).splitlines() if line.startswith("bf16 "))
+    assert row.split() == ["bf16", "8.1e-4", "9.0e-4", "98.1%", "0", "of", "64"]
+
+
+def test_a_fail_ends_in_node_ratio_and_next_command() -> None:
+    last = shown(synthetic.failing()).splitlines()[-1]
+    assert "layers.0.mlp.act" in last and "ρ 912" in last and "next: porter " in last
 
 
 def test_pass_lists_no_offenders() -> None:
