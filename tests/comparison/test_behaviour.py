@@ -16,7 +16,7 @@ from porter.comparison.verdicts import BEHAVIOUR, FLOORS, summarize_behaviour
 from tests.comparison.behaviour_runs import run, statuses
 from tests.models.tiny import FAMILIES, random_ids, tiny
 
-ROUTES = ["cache", "decode", "chunks", "padding.left", "padding.right", "batch", "packed", "greedy"]
+ROUTES = ["cache", "decode", "chunks", "padding.left", "padding.right", "batch", "packed", "logits", "greedy"]
 WINDOWED = {"gemma2", "gemma3", "mistral", "phi3", "qwen2", "qwen3"}
 INF, NAN = math.inf, math.nan
 
@@ -25,7 +25,7 @@ INF, NAN = math.inf, math.nan
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_clean_port_passes_every_check(family: str, dtype: str) -> None:
     found = run(family, dtype=dtype, greedy=True)
-    names = ["cache", "decode", "greedy"] if dtype != "float32" else ROUTES
+    names = ["cache", "decode", "logits", "greedy"] if dtype != "float32" else ROUTES
     names = [*names, "window"] if dtype == "float32" and family in WINDOWED else names
     assert statuses(found) == dict.fromkeys(names, "PASS"), found
     assert all(check.measured <= 1.5 for check in found if check.name != "greedy"), found  # well below the limits
@@ -38,8 +38,8 @@ def test_a_clean_port_with_fused_ops_passes(family: str) -> None:
 
 
 def test_an_error_that_one_forward_pass_has_too_is_no_matter_of_paths() -> None:
-    found = run("gemma3", "block.mlp.act=gelu", "norm.eps=1e-5")
-    assert {*statuses(found).values()} == {"PASS"}, found
+    found = statuses(run("gemma3", "block.mlp.act=gelu", "norm.eps=1e-5"))
+    assert found.pop("logits") == "FAIL" and {*found.values()} == {"PASS"}, found
 
 
 def test_the_records_say_what_was_compared() -> None:
@@ -52,7 +52,10 @@ def test_the_records_say_what_was_compared() -> None:
     assert found["batch"].detail.startswith("two rows of 15 tokens, against each alone: ")
     assert found["packed"].detail.startswith("documents of 15 and 15 tokens in one row, against each alone: ")
     assert found["decode"].where.startswith("layers.") and ", token " in found["decode"].where
-    assert all(check.dtype == "float32" and check.limit == BEHAVIOUR["float32"]["route"][0] for check in found.values())
+    assert found["logits"].detail.startswith("KL(reference‖port) 0.0e+00, 0 × KL(golden‖reference); none of 32 tokens")
+    assert {check.dtype for check in found.values()} == {"float32"}
+    assert found["packed"].limit == BEHAVIOUR["float32"]["route"][0]
+    assert found["logits"].limit == BEHAVIOUR["float32"]["kl"][0]
 
 
 def test_a_window_that_the_prompt_does_not_pass_is_said() -> None:

@@ -5,10 +5,9 @@ from collections.abc import Iterable, Sequence
 from porter.comparison.behaviour.routes import DECODED, PAST, Route, widest_window
 from porter.comparison.behaviour.walk import CACHE, STREAM, Reading
 from porter.comparison.report import SAFE_MARGIN, Behaviour, Logits, LogitsAt, Verdict
-from porter.comparison.verdicts import BEHAVIOUR
+from porter.comparison.verdicts import BEHAVIOUR, FLOORS
 from porter.specs.blueprint import Blueprint
 
-LEAST_KL = {"float32": 1e-10, "bfloat16": 1e-6, "float16": 1e-8}  # nats: less is rounding whatever the reference's is
 ORDER = (CACHE, "decode", "chunks", "window", "padding.left", "padding.right", "batch", "packed")
 
 
@@ -109,7 +108,7 @@ def explain_missing(blueprint: Blueprint, dtype: str, prompt: int) -> list[Behav
 def judge_logits(logits: Logits) -> Behaviour:
     """KL of the stage's logits over the reference's own, and words that rounding cannot flip."""
     good, bad = BEHAVIOUR[logits.dtype]["kl"]
-    ratio = logits.kl / max(logits.kl_ref, LEAST_KL[logits.dtype])
+    ratio = logits.kl / max(logits.kl_ref, FLOORS[logits.dtype] ** 2)  # KL is quadratic in the error
     safe = [at for at in logits.at if at.safe]
     moved = [at for at in logits.at if (at.safe and at.flipped) or _lost(at)]
     status: Verdict = "FAIL" if moved else "PASS" if ratio <= good else "WARN" if ratio <= bad else "FAIL"

@@ -86,6 +86,12 @@ class PortRoutes:
         held, cache.layers[index] = cache.layers[index], LayerCache()
         return Passed(after, _held(held.k_BGSK, held.v_BGSK), shown)
 
+    @torch.no_grad()
+    def head(self, x_BTD: Tensor) -> Tensor:
+        """[B, T, V]: logits of the last layer's output."""
+        with quick_matmul(self.dtype, self.device):
+            return self.decoder.head(x_BTD)
+
     def release(self) -> None:
         self.decoder.loader.release()
 

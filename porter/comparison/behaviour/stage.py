@@ -2,12 +2,12 @@
 rounding; decoding and the port's own text in the port's dtype.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from porter.comparison.behaviour.checks import explain_missing, judge_routes
+from porter.comparison.behaviour.checks import explain_missing, judge_logits, judge_routes, worst_first
 from porter.comparison.behaviour.greedy import (
     MOST_PARAMETERS,
     NAME,
@@ -18,9 +18,10 @@ from porter.comparison.behaviour.greedy import (
     scored,
     write,
 )
-from porter.comparison.behaviour.routes import LEAST_TOKENS, TOKENS, decode_routes, plan_routes
+from porter.comparison.behaviour.routes import LEAST_TOKENS, TOKENS, WHOLE, decode_routes, plan_routes
 from porter.comparison.behaviour.walk import Sides, walk
-from porter.comparison.report import Behaviour
+from porter.comparison.logits import measure_logits
+from porter.comparison.report import Behaviour, Logits
 from porter.comparison.verdicts import BEHAVIOUR
 from porter.models.build import Build
 from porter.models.ops import OpsName
@@ -29,33 +30,42 @@ Advance = Callable[[str], None]
 
 
 def run_behaviour(
-    build: Build, ops: OpsName, dtype: str, sides: Sides, ids: Sequence[int], advance: Advance = lambda unit: None
+    build: Build,
+    ops: OpsName,
+    dtype: str,
+    sides: Sides,
+    ids: Sequence[int],
+    logits: Sequence[Logits] = (),
+    advance: Advance = lambda unit: None,
 ) -> list[Behaviour]:
-    """The checks of one prompt in one dtype, but for logits, which are judged where they are measured.
+    """The checks of one prompt in one dtype.
 
     Args:
         sides: in that dtype.
+        logits: what other stages measured in that dtype, and is judged; none: those of this prompt's first tokens are.
         advance: called after each layer, and when the port has written its text.
     """
     if len(ids) < LEAST_TOKENS:
         limit, why = BEHAVIOUR[dtype]["route"][0], f"{len(ids)} tokens; pass {LEAST_TOKENS} or more"
         return [Behaviour("decode", dtype, "NOT_COMPARED", 0.0, limit, why)]
-    text_1S, checks = None, []
+    text_1S, written = None, []
     if dtype == build.dtype:
         missing = _reason_not_to_write(build)
-        checks = [] if missing is None else [not_written(dtype, missing)]
+        written = [] if missing is None else [not_written(dtype, missing)]
         text_1S = _write(build, ops, sides, ids) if missing is None else None
         advance("text")
-    return check_routes(build, dtype, sides, ids, text_1S, advance) + checks
+    checks = _check_routes(build, dtype, sides, ids, text_1S, logits, advance)
+    return checks + written
 
 
-def check_routes(
+def _check_routes(
     build: Build,
     dtype: str,
     sides: Sides,
     ids: Sequence[int],
     text_1S: Tensor | None,
-    advance: Advance = lambda unit: None,
+    logits: Sequence[Logits],
+    advance: Advance,
 ) -> list[Behaviour]:
     """The checks of what goes through the layers; text_1S: what the port wrote, None: nothing."""
     blueprint, every_route = build.blueprint, dtype == "float32"
@@ -65,6 +75,8 @@ def check_routes(
     checks = judge_routes(dtype, routes, readings, len(ids))
     if every_route:
         checks += explain_missing(blueprint, dtype, len(ids))
+    measured = logits or [_measure_logits(dtype, sides, {side: each[WHOLE][0] for side, each in streams.items()})]
+    checks += worst_first(judge_logits(each) for each in measured)
     if text_1S is not None:
         reference_BND, golden_BND = (streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden"))
         checks.append(
@@ -73,9 +85,15 @@ def check_routes(
                 lambda step: sides.golden.head(golden_BND[:, step : step + 1])[0, 0],
             )
         )  # fmt: skip
-        sides.reference.release()
-        sides.golden.release()
+    for lane in (sides.port, sides.reference, sides.golden):
+        lane.release()
     return checks
+
+
+def _measure_logits(dtype: str, sides: Sides, last: Mapping[str, Tensor]) -> Logits:
+    """The logits of the last layer's outputs, [1, T, D] by side."""
+    port, reference, golden = (getattr(sides, side).head(last[side])[0] for side in ("port", "reference", "golden"))
+    return measure_logits("behaviour", dtype, torch.arange(len(port)), port, reference, golden)
 
 
 def _reason_not_to_write(build: Build) -> str | None:
