@@ -29,8 +29,10 @@ exact: $(INSTALLED)
 gallery: $(INSTALLED)
 	rm -rf build/gallery
 	$(PORTER) build gemma-3-270m --weights demo
-	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out build/gallery; test $$? -eq 1
-	cp build/gallery/*/*/report.html diff_reports/gallery/gemma-3-270m-gelu.html
+	$(PORTER) diff --reference hf --layers all --out build/gallery/right
+	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out build/gallery/wrong; test $$? -eq 1
+	cp build/gallery/right/*/*/report.html diff_reports/gallery/gemma-3-270m.html
+	cp build/gallery/wrong/*/*/report.html diff_reports/gallery/gemma-3-270m-gelu.html
 
 # Change each kernel and launcher in one place at a time: its tests must fail. MUTANTS="--op rms_norm" for one op.
 mutants: $(INSTALLED)

@@ -9,6 +9,7 @@ from porter.reports.summary import (
     blocks,
     format_error,
     format_ratio,
+    layers_shown,
     nodes_of,
     offenders,
     peak,
@@ -62,15 +63,18 @@ def banner(report: DiffReport) -> Html:
     when = f"porter diff · {report.name} · {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
     heading = tag("h1", badge(report.verdict), " ", tag("span", said))
     following = [tag("p", "Next: ", tag("code", command), class_="next")] if command else []
-    changed = (
-        [" with ", *(tag("code", f"--set {override}") for override in report.overrides)] if report.overrides else []
-    )
-    against = f" against {report.reference.what}, on {token_summary(report)}."
-    sides = tag(
-        "p", f"{report.port.what}, {report.port.dtype}, {report.port.device}", *changed, against, class_="sides"
-    )
     notes = (tag("p", note, class_="note") for note in report.warnings)
-    return join([tag("p", when, class_="eyebrow"), heading, *following, sides, *notes])
+    return join([tag("p", when, class_="eyebrow"), heading, *following, _sides(report), *notes])
+
+
+def _sides(report: DiffReport) -> Html:
+    """Who was compared with whom, on what; and how much of the model, where it was not all."""
+    port = f"{report.port.what}, {report.port.dtype}, {report.port.device}"
+    changed = [" with ", *(tag("code", f"--set {override}") for override in report.overrides)]
+    against = f" against {report.reference.what}, on {token_summary(report)}."
+    shown = len(layers_shown(report))
+    only = f" {shown} of {report.num_layers} layers were compared." if shown < report.num_layers else ""
+    return tag("p", port, *(changed if report.overrides else ()), against, only, class_="sides")
 
 
 def facts(report: DiffReport) -> Html:

@@ -129,6 +129,13 @@ def test_verdict_and_coverage_are_said(case) -> None:
     assert report.command in text and report.spec_hash in text
 
 
+def test_a_run_that_stopped_early_says_so() -> None:
+    report = synthetic.failing()
+    few = replace(report, nodes=tuple(node for node in report.nodes if node.layer in (0, 1)))
+    assert "2 of 18 layers were compared." in Page(own(to_html(few))).text
+    assert "layers were compared" not in Page(own(page_of("failing"))).text
+
+
 def test_no_placeholder_is_left(case) -> None:
     _, html = case
     assert not re.search(r"^\s*\$\w+\s*$", own(html), re.M)
