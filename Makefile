@@ -1,5 +1,4 @@
 # Each target first sets up .venv, once; that needs Python 3.11 or newer and make, nothing else.
-# No target runs tests in parallel: OpenMP threads spin, and two torch processes on two cores are ten times slower than one.
 PYTHON := .venv/bin/python
 PORTER := .venv/bin/porter
 INSTALLED := .venv/installed
@@ -11,8 +10,9 @@ demo: $(INSTALLED)
 	$(PORTER) build gemma-3-270m --weights demo
 	$(PORTER) diff --reference hf --layers all
 
+# A process a core, each with one thread (tests/conftest.py): OpenMP's spinning threads would make two ten times slower.
 test: $(INSTALLED)
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n auto --maxprocesses 8 --dist loadfile
 
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
