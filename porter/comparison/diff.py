@@ -9,6 +9,9 @@ from pathlib import Path
 
 import torch
 
+from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
+from porter.comparison.behaviour.stage import run_behaviour
+from porter.comparison.behaviour.walk import Sides
 from porter.comparison.conclusion import Findings, make_report
 from porter.comparison.lanes import PortLane
 from porter.comparison.observability import Captured, observe_axes
@@ -16,7 +19,7 @@ from porter.comparison.preflight import check_config, check_tokenizer, load_toke
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName, Verdict
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
-from porter.comparison.verdicts import FAIL_ON, summarize, summarize_exact
+from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact
 from porter.errors import UsageError, closest
 from porter.models.build import Build, plan_build
 from porter.models.choices import DEFAULT_DTYPE, pick_device, pick_ops
@@ -25,7 +28,10 @@ from porter.models.ops import OpsName, make_ops
 from porter.models.records import read_build
 from porter.references.hf import HfReference
 from porter.specs.axes import first_of_each_kind
+from porter.weights.reader import SharedTensors, WeightReader
 
+STAGES = ("semantics", "precision", "behaviour")
+_ORDER = ("exact", *STAGES)
 Progress = Callable[[str, str], None]  # (stage, unit), called when a unit is done
 
 
@@ -37,6 +43,8 @@ class _Run:
     device: torch.device
     ops: OpsName
     selection: Selection
+    stages: frozenset[str]
+    reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
@@ -63,6 +71,7 @@ def diff(
     prompts: Path | None = None,
     tokens: int | None = None,
     fail_on: Sequence[str] = (),
+    stages: Sequence[str] = (),
     progress: Progress = lambda stage, unit: None,
     command: str = "",
 ) -> DiffReport:
@@ -75,6 +84,7 @@ def diff(
         overrides: axis=value, changing the port alone, after the build's own.
         prompt, prompts, tokens: see read_prompts.
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
+        stages: semantics, precision (each with exact), behaviour; none: all.
 
     Returns:
         The report; its exit_code is 0 for PASS and WARN, 1 for FAIL, 4 when nothing could be judged.
@@ -89,12 +99,16 @@ def diff(
             raise UsageError(
                 f"--fail-on {each!r}", closest(each, FAIL_ON), f"Any of {', '.join(FAIL_ON)}, with commas."
             )
+    for each in stages:
+        if each not in STAGES:
+            raise UsageError(f"--stage {each!r}", closest(each, STAGES), f"Any of {', '.join(STAGES)}.")
     build = find_build(model, size, weights, overrides, dtype, ops, device)
     at = torch.device(pick_device(build.device))
-    run = _Run(build, at, pick_ops(build.ops, str(at)), select_layers(layers, build.blueprint.dims.layers))
+    selection = select_layers(layers, build.blueprint.dims.layers)
+    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, frozenset(stages or STAGES))
     with run.timed("weights"):
         folder = build.checkpoint()
-        build.reader()
+        run.reader = build.reader()
     with run.timed("preflight"):
         tokenizer = load_tokenizer(folder)
         run.found.checks = check_tokenizer(build.blueprint, folder, tokenizer) + check_config(build)
@@ -106,7 +120,7 @@ def diff(
     if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
             run.found.axes = observe_axes(
-                build.blueprint, build.reader(), run.captured, getattr(torch, build.dtype), run.device
+                build.blueprint, run.reader, run.captured, getattr(torch, build.dtype), run.device
             )
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
@@ -170,35 +184,55 @@ def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
     stages: list[tuple[StageName, str]] = [("semantics", "float32")]
     if run.build.dtype != "float32":
         stages.append(("precision", run.build.dtype))
-    with run.timed("load golden"):
-        golden = HfReference(blueprint, folder, torch.float64, run.device)
     for stage, dtype in stages:
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
-            golden.round_weights(kind)
-            reference = HfReference(blueprint, folder, kind, run.device)
-            lanes = _lanes(run, golden, reference, kind)
+            reader = replace(run.reader, shared=SharedTensors(run.reader.checkpoint))
+            reference = HfReference(blueprint, folder, kind, run.device, tensors=reader.shared)
+            golden = reference.golden_of(folder)
+            lanes = _lanes(run, reader, golden, reference)
         found.reference = reference.describe()
-        with run.timed(stage):
-            nodes: dict[str, NodeDiff] = {}
-            for index, prompt in enumerate(found.prompts):
-                _merge(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
-        found.nodes += nodes.values()
-        found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
-        if run.selection.first_bad and found.stages[-1].status == "FAIL":
-            break
-    found.stages.sort(key=lambda each: each.name != "exact")  # exact, semantics, precision
+        if stage in run.stages:
+            with run.timed(stage):
+                nodes: dict[str, NodeDiff] = {}
+                for index, prompt in enumerate(found.prompts):
+                    _merge(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
+            found.nodes += nodes.values()
+            found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
+            if run.selection.first_bad and found.stages[-1].status == "FAIL":
+                break
+        if "behaviour" in run.stages and run.selection.whole and not run.selection.first_bad:
+            with run.timed("behaviour"):
+                _run_behaviour(run, dtype, reader, golden, reference, progress)
+    found.stages.sort(key=lambda each: _ORDER.index(each.name))
 
 
-def _lanes(run: _Run, golden: HfReference, reference: HfReference, dtype: torch.dtype) -> Lanes:
-    build, reader = run.build, run.build.reader()
+def _run_behaviour(
+    run: _Run, dtype: str, reader: WeightReader, golden: HfReference, reference: HfReference, progress: Progress
+) -> None:
+    """The longest prompt on every path; the logits are judged that the stage before measured."""
+    port = PortRoutes(_decoder(run, reader, run.ops, reference.dtype), reference.dtype, run.device)
+    longest = max(run.found.prompts, key=lambda prompt: prompt.length)
+    logits = [each for each in run.found.logits if each.dtype == dtype]
+    checks = run_behaviour(
+        run.build, run.ops, dtype, Sides(port, HfRoutes(reference), HfRoutes(golden)), longest.ids, logits,
+        advance=lambda unit: progress("behaviour", unit),
+    )  # fmt: skip
+    run.found.behaviour += checks
+    run.found.stages.append(summarize_behaviour(dtype, checks))
 
+
+def _decoder(run: _Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -> Decoder:
+    blueprint = run.build.blueprint
+    return Decoder(blueprint, Streamed(blueprint, make_ops(ops), reader, dtype, run.device))
+
+
+def _lanes(run: _Run, reader: WeightReader, golden: HfReference, reference: HfReference) -> Lanes:
     def lane(ops: OpsName) -> PortLane:
-        loader = Streamed(build.blueprint, make_ops(ops), reader, dtype, run.device)
-        return PortLane(Decoder(build.blueprint, loader), dtype, run.device)
+        return PortLane(_decoder(run, reader, ops, reference.dtype), reference.dtype, run.device)
 
-    port = lane(run.ops)
-    return Lanes(build.blueprint.dims, golden, reference, port, port if run.ops == "reference" else lane("reference"))
+    port, dims = lane(run.ops), run.build.blueprint.dims
+    return Lanes(dims, golden, reference, port, port if run.ops == "reference" else lane("reference"))
 
 
 def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt, progress: Progress) -> StageRun:

@@ -23,6 +23,9 @@ class Lane(Protocol):
     def layer(self, index: int, x_BTD: Tensor) -> Nodes: ...
     def head(self, x_BTD: Tensor) -> Nodes: ...
 
+    def release(self) -> None:
+        """Lets go of the weights of the unit that was run; called between units."""
+
 
 class PortLane:
     """porter's own model as a lane."""
@@ -54,3 +57,6 @@ class PortLane:
         with quick_matmul(self.dtype, self.device):
             self.decoder.head(x_BTD.to(self.device), tap=nodes.__setitem__)
         return nodes
+
+    def release(self) -> None:
+        self.decoder.loader.release()

@@ -19,6 +19,7 @@ from porter.comparison.report import Logits, NodeDiff, StageName
 from porter.specs.schema import Dims
 
 _LOGIT_ELEMENTS = 2**24  # logits that are compared, at evenly spaced tokens: 64 tokens of Gemma's 262,144
+_HEAD_TOKENS = 16  # tokens of the head that are measured at once
 CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured propagated too
 
 
@@ -81,6 +82,7 @@ def run_stage(
     for lane in _distinct(lanes):
         lane.start(ids_BT)
     states = _compare_embedding(stage, dtype, lanes, selection, run)
+    _release(lanes)
     advance("embed")
     num_layers = lanes.dims.layers
     for index in range(num_layers):
@@ -89,10 +91,12 @@ def run_stage(
         if index in keep_inputs:
             run.inputs[index] = states.golden.to(lanes.port.dtype)
         states = _compare_layer(stage, dtype, lanes, index, states, selection, run)
+        _release(lanes)
         advance(f"layers.{index}")
     if selection.whole and not (selection.first_bad and run.failed):
         run.inputs[num_layers] = states.golden.to(lanes.port.dtype)
         _compare_head(stage, dtype, lanes, states, run)
+        _release(lanes)
         advance("head")
     return run
 
@@ -109,6 +113,12 @@ class _States:
 def _distinct(lanes: Lanes) -> list[Lane]:
     sides = [lanes.golden, lanes.reference, lanes.port]
     return sides if lanes.executor is lanes.port else [*sides, lanes.executor]
+
+
+def _release(lanes: Lanes) -> None:
+    """Between units no side holds weights, so that two units never lie in memory."""
+    for lane in _distinct(lanes):
+        lane.release()
 
 
 def _compare_embedding(stage: StageName, dtype: str, lanes: Lanes, selection: Selection, run: StageRun) -> _States:
@@ -149,20 +159,32 @@ def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, r
     """final.norm and logits at evenly spaced tokens; no token of the head sees another."""
     given = states.golden.to(lanes.port.dtype)
     at = _looked_at(lanes.dims, given.shape[1])
-    part = given[:, at]
-    sides = [lanes.golden.head(part.to(lanes.golden.dtype)), lanes.reference.head(part), lanes.port.head(part)]
-    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.head(part)
-    reference, port = lanes.reference.head(states.reference[:, at]), lanes.port.head(states.port[:, at])
+    golden = lanes.golden.head(given[:, at].to(lanes.golden.dtype))
+    # Both inputs at once, as a batch: the head is read once for the two.
+    reference_sides = _halves(lanes.reference.head(torch.cat((given, states.reference))[:, at]))
+    port_sides = _halves(lanes.port.head(torch.cat((given, states.port))[:, at]))
+    sides, reference, port = [golden, reference_sides[0], port_sides[0]], reference_sides[1], port_sides[1]
+    executor = sides[2]
+    if lanes.executor is not lanes.port:
+        executor = _halves(lanes.executor.head(torch.cat((given, states.port))[:, at]))[0]
     for node in sides[2]:
         run.declared.add(node)
         if not all(node in side for side in sides):
             run.nodes.append(_not_compared(node, stage, dtype, sides[2][node]))
             continue
         tally = Tally(node, stage, dtype)
-        tally.add(sides[2][node], sides[1][node], sides[0][node], executor[node], at)
+        for part in range(0, len(at), _HEAD_TOKENS):
+            tokens = slice(part, part + _HEAD_TOKENS)
+            golden_value, reference_value, port_value = (side[node][:, tokens] for side in sides)
+            tally.add(port_value, reference_value, golden_value, executor[node][:, tokens], at[tokens])
         curve = node in CURVE and measure_propagated(port[node], reference[node], sides[0][node])
         run.nodes.append(tally.finish(curve or None))
     run.logits = measure_logits(stage, dtype, at, port["logits"][0], reference["logits"][0], sides[0]["logits"][0])
+
+
+def _halves(nodes: Nodes) -> tuple[Nodes, Nodes]:
+    """The nodes of the first and of the second sample of a batch of two."""
+    return {name: value[:1] for name, value in nodes.items()}, {name: value[1:] for name, value in nodes.items()}
 
 
 def _looked_at(dims: Dims, length: int) -> Tensor:

@@ -23,6 +23,7 @@ class Steps:
     hidden: frozenset[str] = frozenset()
     device: torch.device = CPU
     given: list[tuple[int, float]] = field(default_factory=list)
+    releases: int = 0
 
     def start(self, ids_BT: Tensor) -> None:
         self.given.clear()
@@ -37,6 +38,9 @@ class Steps:
 
     def head(self, x_BTD: Tensor) -> dict[str, Tensor]:
         return {"final.norm": x_BTD, "logits": x_BTD}
+
+    def release(self) -> None:
+        self.releases += 1
 
 
 def lanes(port: Steps, reference: Steps, golden: Steps | None = None) -> Lanes:

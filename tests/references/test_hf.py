@@ -8,8 +8,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from porter.errors import ComparisonError, WeightError
 from porter.models.matmul import quick_matmul
-from porter.references import hf
-from porter.references.hf import RECORDING, HfReference, find_layers
+from porter.references import recording
+from porter.references.float64 import Float64
+from porter.references.hf import HfReference, find_layers, load_pinned, ordinary_forward
+from porter.references.recording import RECORDING
 from tests.models.checkpoints import change_tensors
 from tests.models.tiny import FAMILIES, random_ids, save_tiny, tiny
 
@@ -30,8 +32,9 @@ def test_units_one_by_one_are_the_forward_pass(family: str, dtype: torch.dtype) 
     reference = open_reference(family, dtype)
     assert reference.records_attention  # every family shows what its attention is given
     ids_BT = random_ids(tiny(family), 140 if family == "gemma3" else 20)
-    with quick_matmul(dtype, CPU):
-        outputs, logits_BTV = reference.forward(ids_BT)
+    whole = load_pinned(tiny(family).checkpoint(), dtype, CPU)
+    with quick_matmul(dtype, CPU), torch.no_grad():
+        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, reference.blueprint), ids_BT)
     for _ in range(2):  # a second prompt starts afresh
         reference.start(ids_BT.flip(1))
         reference.start(ids_BT)
@@ -55,34 +58,48 @@ def test_the_head_of_some_tokens_is_theirs_in_the_whole() -> None:
 def test_a_call_leaves_the_model_as_it_was() -> None:
     reference = open_reference("llama")
     ids_BT = random_ids(tiny("llama"), 6)
+    forwards = [module.forward for module in reference.model.modules()]
     before = reference.forward(ids_BT)[1]
     reference.start(ids_BT)
     reference.head(reference.layer(0, reference.embed()["embed.out"])["resid_post"])
     assert torch.equal(reference.forward(ids_BT)[1], before)
-    hooks = [m for m in reference.model.modules() if m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m)]
-    assert hooks == []
+    assert [module.forward for module in reference.model.modules()] == forwards
+    assert not [m for m in reference.model.modules() if m._forward_hooks or m._forward_pre_hooks]
 
 
 def test_recording_that_moves_a_bit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def meddling(module, query, *args, **kwargs):
-        return hf._recording_attention(module, query * (1 + 2**-20), *args, **kwargs)
+        return recording._recording_attention(module, query * (1 + 2**-20), *args, **kwargs)
 
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, RECORDING, meddling)
     with pytest.raises(ComparisonError, match=r"recording attention changes LlamaForCausalLM\n.*equal to plain eager"):
         open_reference("llama")
 
 
-def test_golden_is_float64_on_weights_of_the_stage() -> None:
-    golden = open_reference("gemma3", torch.float64)
-    assert golden.golden and {p.dtype for p in golden.model.parameters()} == {torch.float64}
-    weight = golden.model.get_input_embeddings().weight.clone()
-    golden.round_weights(torch.bfloat16)
-    rounded = golden.model.get_input_embeddings().weight
-    assert rounded.dtype == torch.float64
-    assert torch.equal(rounded, weight.bfloat16().double()) and not torch.equal(rounded, weight)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_golden_is_hf_in_float64_on_the_rounded_weights(family: str) -> None:
+    build = tiny(family)  # stored in float32
+    ids_BT = random_ids(build, 12)
+    golden = open_reference(family, torch.bfloat16).golden_of(build.checkpoint())
+    whole = load_pinned(build.checkpoint(), torch.float64, CPU)
+    for parameter in whole.parameters():
+        parameter.data = parameter.data.bfloat16().double()
+    with torch.no_grad(), Float64():
+        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, build.blueprint), ids_BT)
+    golden.start(ids_BT)
+    x_BTD = golden.embed()["embed.out"]
+    for i, output in enumerate(outputs):
+        x_BTD = golden.layer(i, x_BTD)["resid_post"]
+        assert x_BTD.dtype == torch.float64 and torch.equal(x_BTD, output), f"layers.{i}"
+    assert torch.equal(golden.head(x_BTD)["logits"], logits_BTV)
+
+
+def test_golden_keeps_constants_that_the_dtype_would_round() -> None:
+    golden = open_reference("gemma3", torch.bfloat16).golden_of(tiny("gemma3").checkpoint())
     golden.start(random_ids(tiny("gemma3"), 4))
-    scaled = golden.embed()["embed.out"]
-    assert torch.allclose(scaled, rounded[random_ids(tiny("gemma3"), 4)] * 96**0.5, rtol=1e-7)  # not bfloat16's 9.8125
+    table = load_pinned(tiny("gemma3").checkpoint(), torch.bfloat16, CPU).get_input_embeddings().weight.double()
+    scaled = table[random_ids(tiny("gemma3"), 4)] * 96**0.5
+    assert torch.allclose(golden.embed()["embed.out"], scaled, rtol=1e-7)  # not bfloat16's 9.8125
 
 
 def test_a_model_without_that_many_layers_is_refused() -> None:

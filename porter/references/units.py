@@ -1,0 +1,199 @@
+"""Fills HF's model a unit at a time: a layer, the rows of the embedding that a prompt needs, a chunk of the head.
+
+HF's own forward asks for them: each layer, the embedding and the head run as they are, on weights that are there while
+they run. So a call of one layer, or of the whole model, holds one layer in memory.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from porter.references.deferred import Source
+from porter.references.hollow import Slot
+from porter.weights.reader import SharedTensors, chunk_rows, read_chunks, read_rows
+
+
+class Weights(Protocol):
+    """Where a model's slots are filled from."""
+
+    def hold(self, layer: int) -> None:
+        """Makes a layer ready to run."""
+
+    def release(self) -> None:
+        """Lets go of the layer that is held."""
+
+    def rows(self, rows_N: Tensor) -> Tensor:
+        """[N, D]: rows of the embedding."""
+
+    def chunks(self) -> Iterator[dict[str, Tensor]]:
+        """The head's weight [v, D], and bias [v] where it has one, a chunk of the vocabulary at a time."""
+
+
+class Places:
+    """The slots of HF's model by unit; `rest` (a final norm, a table of positions) is small and stays filled."""
+
+    def __init__(self, model: Any, layers: nn.ModuleList, slots: list[Slot]) -> None:
+        self.embedding: nn.Module = model.get_input_embeddings()
+        self.head: nn.Module = model.get_output_embeddings()
+        owner = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
+        self.layers: list[list[Slot]] = [[] for _ in layers]
+        self.embed: list[Slot] = []
+        self.out: dict[str, Slot] = {}
+        self.rest: list[Slot] = []
+        for slot in slots:
+            if slot.module in owner:
+                self.layers[owner[slot.module]].append(slot)
+            elif slot.module is self.embedding and slot.attribute == "weight":
+                self.embed.append(slot)
+            elif slot.module is self.head:
+                self.out[slot.attribute] = slot
+            else:
+                self.rest.append(slot)
+
+
+class Loaded:
+    """Weights of the checkpoint, in the model's dtype; one layer is held at a time."""
+
+    def __init__(self, places: Places, tensors: SharedTensors, device: torch.device) -> None:
+        self.places, self.tensors, self.device = places, tensors, device
+        self._held: int | None = None
+        for slot in places.rest:
+            slot.fill(slot.compute(tensors, device))
+
+    def hold(self, layer: int) -> None:
+        if self._held == layer:
+            return
+        self.release()
+        for slot in self.places.layers[layer]:
+            slot.fill(slot.compute(self.tensors, self.device))
+        self._held = layer
+
+    def release(self) -> None:
+        if self._held is not None:
+            for slot in self.places.layers[self._held]:
+                slot.clear()
+        self._held = None
+
+    def rows(self, rows_N: Tensor) -> Tensor:
+        (slot,) = self.places.embed
+        if isinstance(slot.recipe, Source):
+            return read_rows(self.tensors.checkpoint, slot.recipe.name, rows_N, slot.empty.dtype, self.device)
+        return slot.compute(self.tensors, self.device)[rows_N.to(self.device)]
+
+    def chunks(self) -> Iterator[dict[str, Tensor]]:
+        weight = self.places.out["weight"]
+        others = {name: slot for name, slot in self.places.out.items() if slot is not weight}
+        whole = {name: slot.compute(self.tensors, self.device) for name, slot in others.items()}
+        start = 0
+        for chunk in self._weight_chunks(weight):
+            yield {"weight": chunk, **{name: value[start : start + len(chunk)] for name, value in whole.items()}}
+            start += len(chunk)
+
+    def _weight_chunks(self, slot: Slot) -> Iterator[Tensor]:
+        if isinstance(slot.recipe, Source):
+            return read_chunks(self.tensors.checkpoint, slot.recipe.name, slot.empty.dtype, self.device)
+        return iter(torch.split(slot.compute(self.tensors, self.device), chunk_rows(slot.empty.shape[1])))
+
+
+class Widened:
+    """The weights of another model of the same class, made float64 for one module at a time while it runs."""
+
+    def __init__(self, places: Places, narrow: Loaded) -> None:
+        self.places, self.narrow = places, narrow
+        mine = [slot for slots in (*places.layers, places.rest) for slot in slots]
+        theirs = [slot for slots in (*narrow.places.layers, narrow.places.rest) for slot in slots]
+        by_module: dict[nn.Module, list[tuple[Slot, Slot]]] = {}
+        for wide, source in zip(mine, theirs, strict=True):
+            assert wide.name == source.name
+            by_module.setdefault(wide.module, []).append((wide, source))
+        for module, pairs in by_module.items():
+            module.register_forward_pre_hook(_widen(pairs))
+            module.register_forward_hook(_clear(pairs), always_call=True)
+
+    def hold(self, layer: int) -> None:
+        self.narrow.hold(layer)
+
+    def release(self) -> None:
+        self.narrow.release()
+
+    def rows(self, rows_N: Tensor) -> Tensor:
+        return self.narrow.rows(rows_N).double()
+
+    def chunks(self) -> Iterator[dict[str, Tensor]]:
+        for chunk in self.narrow.chunks():
+            yield {name: value.double() for name, value in chunk.items()}
+
+
+def _widen(pairs: list[tuple[Slot, Slot]]) -> Callable[..., None]:
+    def fill(_module: nn.Module, _args: Any) -> None:
+        for wide, source in pairs:
+            wide.fill(source.value.double())
+
+    return fill
+
+
+def _clear(pairs: list[tuple[Slot, Slot]]) -> Callable[..., None]:
+    def clear(_module: nn.Module, _args: Any, _out: Any) -> None:
+        for wide, _ in pairs:
+            wide.clear()
+
+    return clear
+
+
+def fill_on_demand(layers: nn.ModuleList, places: Places, weights: Weights) -> None:
+    """Makes every layer, the embedding and the head take their weights when HF's forward calls them."""
+    for index, layer in enumerate(layers):
+        layer.forward = _layer_forward(index, layer.forward, weights)
+    places.embedding.forward = _embedding_forward(places.embedding, places.embed[0], weights)
+    places.head.forward = _head_forward(places.head, places.out, weights)
+
+
+def _layer_forward(index: int, original: Callable[..., Any], weights: Weights) -> Callable[..., Any]:
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():  # golden's mode would make float64 of what is read
+            weights.hold(index)
+        return original(*args, **kwargs)
+
+    return forward
+
+
+def _embedding_forward(module: nn.Module, slot: Slot, weights: Weights) -> Callable[..., Any]:
+    original: Callable[..., Any] = module.forward
+    table: Any = module
+
+    def forward(ids: Tensor) -> Any:
+        rows_N, at = torch.unique(ids, return_inverse=True)
+        padding, table.padding_idx = table.padding_idx, None  # matters to gradients alone, and must be a row
+        try:
+            with torch._C.DisableTorchFunction():
+                slot.fill(weights.rows(rows_N))
+            return original(at)
+        finally:
+            slot.clear()
+            table.padding_idx = padding
+
+    return forward
+
+
+def _head_forward(module: nn.Module, slots: dict[str, Slot], weights: Weights) -> Callable[..., Any]:
+    original: Callable[..., Any] = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        try:
+            chunks = weights.chunks()
+            while True:
+                with torch._C.DisableTorchFunction():
+                    chunk = next(chunks, None)
+                if chunk is None:
+                    return torch.cat(parts, dim=-1)
+                for name, value in chunk.items():
+                    slots[name].fill(value)
+                parts.append(original(x))
+        finally:
+            for slot in slots.values():
+                slot.clear()
+
+    return forward
