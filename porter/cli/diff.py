@@ -25,6 +25,7 @@ from porter.cli.options import build_options
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
+@click.option("--stage", "stages", multiple=True, help="semantics, precision or behaviour alone.  [default: all]")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
@@ -37,6 +38,7 @@ def diff(
     out: Path,
     json_path: str | None,
     fail_on: str,
+    stages: tuple[str, ...],
     timings: bool,
     **build_flags: object,
 ) -> None:
@@ -55,7 +57,7 @@ def diff(
 
     with stage_progress() as progress:
         report = compare(
-            model, reference=reference, layers=layers, prompts=prompts, progress=progress,
+            model, reference=reference, layers=layers, prompts=prompts, stages=stages, progress=progress,
             fail_on=[each.strip() for each in fail_on.split(",") if each.strip()],
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip

@@ -11,9 +11,12 @@ from porter.comparison.behaviour.checks import judge_logits, judge_routes, worst
 from porter.comparison.behaviour.greedy import WORDS, judge_greedy
 from porter.comparison.behaviour.routes import LEAST_TOKENS, PADDING, Route, plan_routes
 from porter.comparison.behaviour.walk import Reading, worst_token
+from porter.comparison.diff import diff
 from porter.comparison.report import Behaviour, Logits, LogitsAt
 from porter.comparison.verdicts import BEHAVIOUR, FLOORS, summarize_behaviour
+from porter.errors import UsageError
 from tests.comparison.behaviour_runs import run, statuses
+from tests.comparison.test_behaviour_faults import FAULTS, plant
 from tests.models.tiny import FAMILIES, random_ids, tiny
 
 ROUTES = ["cache", "decode", "chunks", "padding.left", "padding.right", "batch", "packed", "logits", "greedy"]
@@ -234,3 +237,28 @@ def test_the_stage_is_its_worst_check() -> None:
 def test_every_dtype_with_a_floor_has_limits() -> None:
     assert BEHAVIOUR.keys() == FLOORS.keys()
     assert all(good < bad for limits in BEHAVIOUR.values() for good, bad in limits.values())
+
+
+def test_the_stage_runs_alone_and_judges_its_own_logits() -> None:
+    report = diff(tiny("llama", dtype="bfloat16", tokens=40), stages=["behaviour"])
+    assert [(stage.name, stage.dtype, stage.status) for stage in report.stages] == [
+        ("behaviour", "float32", "PASS"), ("behaviour", "bfloat16", "PASS"),
+    ]  # fmt: skip
+    assert (report.verdict, report.exit_code, report.nodes) == ("PASS", 0, ())
+    assert report.sentence == "PASS: 12 checks of other paths agree with the reference in float32 and bfloat16."
+    assert all("of 32 tokens" in check.detail for check in report.behaviour if check.name == "logits")
+
+
+def test_a_list_of_layers_and_the_first_bad_one_ask_for_no_other_paths() -> None:
+    assert diff(tiny("llama", tokens=20), layers="0").behaviour == ()
+    assert diff(tiny("llama", tokens=20), layers="first-bad").behaviour == ()
+    with pytest.raises(UsageError, match="behaviour"):
+        diff(tiny("llama", tokens=20), stages=["behavior"])
+
+
+def test_a_diff_fails_where_a_path_does(monkeypatch) -> None:
+    plant(monkeypatch, FAULTS["documents of a row attend to each other"])
+    report = diff(tiny("qwen3", tokens=40))
+    assert (report.verdict, report.exit_code, report.first_fail) == ("FAIL", 1, None)
+    assert report.sentence.startswith("FAIL at packed (behaviour, float32): documents of 15 and 15 tokens in one row")
+    assert report.sentence.endswith("; next: porter diff qwen3-tiny --stage behaviour")

@@ -91,7 +91,9 @@ FAULTS = {
         "llama", LayerCache, "update",
         {"self.k_BGSK, self.v_BGSK = k_BGTK, v_BGTK":
             "self.k_BGSK, self.v_BGSK = (x.bfloat16().to(x.dtype) for x in (k_BGTK, v_BGTK))"},
-        dict.fromkeys(["cache", "decode", "chunks", "padding.left", "padding.right", "batch", "packed", "logits"], "FAIL"),
+        dict.fromkeys(
+            ["cache", "decode", "chunks", "padding.left", "padding.right", "batch", "packed", "logits"], "FAIL"
+        ),
     ),
     "the cache puts new keys first": Fault(
         "gemma", LayerCache, "update",
