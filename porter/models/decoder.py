@@ -81,6 +81,7 @@ class Streamed:
             self._held = None
             with torch.device("meta"):
                 unit = make()
+            self.reader.retain(self._source(prefix + each) for each, _ in unit.named_parameters())
             fill(unit, self._values(unit, prefix))
             self._held = (name, unit)
         return self._held[1]  # type: ignore[return-value]

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 Read = Callable[[str, torch.dtype], Tensor]  # (name in the checkpoint, dtype) -> the tensor, rounded once
 
@@ -24,6 +24,10 @@ class Source:
 
     def compute(self, read: Read) -> Tensor:
         return read(self.name, self.dtype)
+
+    def sources(self) -> set[str]:
+        """The tensors of the checkpoint that it is made of."""
+        return {self.name}
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,11 @@ class Step:
         found: Any = self.call(*args, **kwargs)
         value: Tensor = found if self.part is None else found[self.part]
         return value
+
+    def sources(self) -> set[str]:
+        """The tensors of the checkpoint that it is made of."""
+        recipes = [each for each in tree_leaves((self.args, self.kwargs)) if isinstance(each, (Source, Step))]
+        return {name for recipe in recipes for name in recipe.sources()}
 
 
 Recipe = Source | Step

@@ -66,6 +66,7 @@ class Loaded:
         if self._held == layer:
             return
         self.release()
+        self.tensors.retain({name for slot in self.places.layers[layer] for name in slot.recipe.sources()})
         for slot in self.places.layers[layer]:
             slot.fill(slot.compute(self.tensors, self.device))
         self._held = layer

@@ -4,7 +4,7 @@ Tensors are read and rounded a block at a time, so that beside a tensor in its d
 SharedTensors reads each tensor once for all who compute with it, and forgets them together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -34,6 +34,10 @@ class SharedTensors:
             self._held[key] = read_finite(self.checkpoint, name, dtype, device, parameter)
         return self._held[key]
 
+    def retain(self, names: Set[str]) -> None:
+        """Forgets all tensors but these: called by whoever goes on to another layer, so that one is held at a time."""
+        self._held = {key: tensor for key, tensor in self._held.items() if key[0] in names}
+
     def release(self) -> None:
         """Forgets what was read."""
         self._held.clear()
@@ -57,6 +61,11 @@ class WeightReader:
         if self.shared is not None:
             return self.shared.read(source, dtype, device, parameter)
         return read_finite(self.checkpoint, source, dtype, device, parameter)
+
+    def retain(self, parameters: Iterable[str]) -> None:
+        """Of what is shared, forgets all but these parameters."""
+        if self.shared is not None:
+            self.shared.retain({self.ledger.entries[parameter].source for parameter in parameters})
 
     def rows(self, parameter: str, rows_N: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """[N, D]: some rows of a table. Raises WeightError as read does."""
