@@ -9,6 +9,7 @@ import torch
 from porter.comparison.conclusion import Findings, make_report
 from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Stage
 from porter.comparison.sentence import sentence
+from porter.comparison.verdicts import all_limits
 from tests.models.tiny import tiny
 
 STAGE = Stage("semantics", "float32", "PASS", 1, None, "")
@@ -79,6 +80,6 @@ def test_a_report_says_where_it_ran(tmp_path: Path) -> None:
     )
     assert found.environment["torch"] == torch.__version__ and found.command == "porter diff gemma"
     assert found.timings_s == {"weights": 0.123} and found.created.endswith("+00:00")
-    assert found.thresholds["bfloat16"] == {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)}
+    assert found.thresholds == all_limits() and found.thresholds["bfloat16"]["rho_tok"] == (2.0, 3.0)
     assert (found.port.what, found.weights, found.num_layers) == ("gemma-tiny, executor", "random:stress", 3)
     assert report().command == "porter.diff('gemma-tiny')"
