@@ -19,7 +19,7 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
 }
 # route: how far a way through the model is from one forward pass, over what rounding explains. kl: KL(reference‖port)
 # over KL(golden‖reference), which is 2 for a port that rounds as much as the reference, elsewhere. Of clean ports the
-# largest are 1.26 and 1.62 (benchmarks/results/behaviour.csv), and 1.68 of real Gemma in bfloat16 with fused ops (H200).
+# largest are 1.26 and 1.62 (benchmarks/results/behaviour.csv), and 1.68 of real Gemma in bfloat16, fused, on an H200.
 BEHAVIOUR: dict[str, dict[str, tuple[float, float]]] = {
     "float32": {"route": (4.0, 10.0), "kl": (3.0, 6.0)},
     "bfloat16": {"route": (2.0, 4.0), "kl": (3.0, 6.0)},
