@@ -251,3 +251,11 @@ def test_ctrl_c_leaves_no_report_and_no_traceback(tmp_path: Path) -> None:
     out, err = ran.communicate(timeout=60)
     assert ran.returncode in {1, 130} and "Traceback" not in err and out == "", err
     assert reports() == [] and list(cache.rglob("*.part")) == []
+
+
+def test_stages_are_a_list_with_commas_and_imports_are_timed() -> None:
+    given = ["llama", *TINY, "--tokens", "6", "--layers", "0", "--json", "-"]
+    document = json.loads(porter("diff", *given, "--stage", "precision, behaviour").stdout)
+    assert {node["stage"] for node in document["nodes"]} == {"precision"}
+    assert "imports" in document["timings"]
+    refused(porter("diff", *given, "--stage", "precise"), 2, "--stage 'precise'", "precision")
