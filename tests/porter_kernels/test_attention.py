@@ -171,6 +171,17 @@ def test_what_flex_is_given_matches_reference(
     assert excess(y, truth, q.shape[3] + k.shape[2], v.abs().max()) <= 1
 
 
+@pytest.mark.parametrize(("case", "shape"), [("own keys a head", (1, 4, 7, 7)), ("left padding", (3, 1, 11, 11))])
+def test_flexs_blocks_are_of_each_head_that_has_its_own(
+    case: str, shape: tuple[int, ...], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Any] = []
+    monkeypatch.setattr(module, "_compile_flex", lambda: lambda q, k, v, **options: given.append(options))
+    inputs, _, how = draw(case, torch.float32, generator)
+    module._run_flex(*inputs, How(**{"softcap": None, "window": None, "causal": True, "sinks": None} | how))
+    assert given[0]["block_mask"].shape == shape
+
+
 def their_mask(B: int, T: int, S: int, window: int | None, padded: bool, dtype: torch.dtype) -> Tensor:
     from transformers import masking_utils
 
