@@ -19,6 +19,7 @@ from tests.mutants.trial import TESTS, is_opaque, put, run_tests
 
 WIDE, FEW = 400, 6  # of a statement that more tests execute, the quickest cases of each test are enough
 COMPILES = "test_compile.py"
+PATIENCE = 20  # seconds for any test, beside ten times its own: other jobs may be running
 FIRST = 6  # tests that run alone at first: most mutants fail one of them, and their file alone is collected
 
 
@@ -166,6 +167,13 @@ class Judge:
             chosen = [test for test in chosen if order[test][3] < FEW]
         return sorted(chosen, key=lambda test: order[test]) + sorted(hidden, key=lambda t: self.known[t].seconds)
 
+    def slowest(self, test: str) -> float:
+        """Seconds that a test may take: of one that starts processes, with its file's fixture, which any may be first
+        to ask for."""
+        known = self.known[test]
+        alike = [each.seconds for each in self.known.values() if known.opaque and each.file == known.file]
+        return max([known.seconds, *alike])
+
     def judge(self, mutant: Mutant) -> dict[str, Any]:
         """The verdict: killed, timeout or survived, by which test, in how many seconds."""
         tests = self.tests_for(mutant)
@@ -176,7 +184,7 @@ class Judge:
             for batch in (first, [t for t in tests if t not in first]):
                 if batch and verdict == "survived":
                     files = list(dict.fromkeys(self.known[t].file for t in batch))
-                    limits = {t: 5 + 10 * self.known[t].seconds for t in batch}
+                    limits = {t: PATIENCE + 10 * self.slowest(t) for t in batch}
                     outcome = run_tests(self.tree, files, limits)
                     seconds, by = seconds + outcome.seconds, outcome.test
                     verdict = {"passed": "survived", "failed": "killed"}.get(outcome.verdict, outcome.verdict)
