@@ -25,10 +25,15 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A real right port, and one with another activation, as porter diff wrote them."""
+    """A real right port, and one with another activation, with all stages and with those that have nodes alone."""
     folder = tmp_path_factory.mktemp("reports")
     made = {}
-    for name, more in (("right", []), ("wrong", ["--set", "block.mlp.act=gelu"])):
+    wrong = ["--set", "block.mlp.act=gelu"]
+    for name, more in (
+        ("right", []),
+        ("wrong", wrong),
+        ("wrong nodes", [*wrong, "--stage", "semantics,precision"]),
+    ):
         path = folder / f"{name}.json"
         given = ["diff", "gemma3", "--size", "tiny", "--tokens", "40", "--out", str(folder / "out"), *more]
         porter(*given, "--json", str(path))
@@ -48,8 +53,15 @@ def test_the_report_s_own_thresholds_say_what_it_says(written, name: str, exit_c
     assert json.loads(result.stdout) == document
 
 
+def test_a_check_of_behaviour_stays_as_it_was_judged(written) -> None:
+    result = porter("recheck", str(written["wrong"]), "--threshold", "f32.rho.fail=1e6", "--json", "-")
+    statuses = {(each["name"], each["dtype"]): each["status"] for each in json.loads(result.stdout)["stages"]}
+    assert result.exit_code == 1
+    assert (statuses["semantics", "float32"], statuses["behaviour", "float32"]) == ("WARN", "FAIL")
+
+
 def test_a_wider_threshold_turns_a_fail_into_a_warning_and_a_pass(written) -> None:
-    path = str(written["wrong"])
+    path = str(written["wrong nodes"])
     assert porter("recheck", path, "--threshold", "f32.rho.fail=1e6").exit_code == 0
     result = porter("recheck", path, "--threshold", "f32.rho.fail=1e6", "--json", "-")
     document = json.loads(result.stdout)
