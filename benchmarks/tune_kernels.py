@@ -18,8 +18,9 @@ from pathlib import Path
 import torch
 from triton.runtime.errors import OutOfResources
 
-from porter_kernels import layer_norm, rms_norm
+from porter_kernels import rms_norm
 from porter_kernels.launch import TUNING, Config
+from porter_kernels.layer_norm import op as layer_norm
 
 WIDTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 ELEMENTS = 2**26  # of one input: 134 MB, more than any second-level cache holds

@@ -61,18 +61,18 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         NORM_BACKWARD | {"HAS_DSUM": True},
         PLAIN | NEED | {"NEED_DW": False},
     ],
-    "layer_norm._forward_kernel": [
+    "layer_norm.kernels._forward_kernel": [
         NORM | {"HAS_B": True},
         NORM | WIDE | {"HAS_B": True},
         NORM | {"HAS_B": True, "PER_HEAD": True, "BLOCK_N": 16, "BLOCK_D": 128},
         PLAIN | {"HAS_B": False},
     ],
-    "layer_norm._backward_kernel": [
+    "layer_norm.kernels._backward_kernel": [
         NORM_BACKWARD,
         NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
         PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False, "partial_ptr": None},
     ],
-    "layer_norm._columns_kernel": [
+    "layer_norm.kernels._columns_kernel": [
         {"NEED_DW": need_dw, "NEED_DB": need_db, "BLOCK_N": 64, "BLOCK_D": 32}
         for need_dw, need_db in ((True, True), (True, False), (False, True))
     ],

@@ -1,0 +1,186 @@
+"""LayerNorm as autograd and torch.compile see it, and as it is called."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from porter_kernels.column_sums import MOST_COLUMNS, MOST_ROWS, column_sums
+from porter_kernels.fused import Fused, Launch
+from porter_kernels.launch import (
+    INTERPRETING,
+    block_size,
+    ceil_div,
+    launch,
+    launching,
+    next_power_of_2,
+    num_programs,
+    num_rows,
+    packed_like,
+    packed_rows,
+    tuned,
+)
+from porter_kernels.layer_norm import kernels
+
+FEW_ROWS = 1024  # below, what one launch has read the next finds in the second-level cache
+
+# --- ops: what autograd and torch.compile see ------------------------------------------------
+
+
+def _launch_forward(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
+) -> tuple[Tensor, Tensor]:
+    x_ND = packed_rows(x)
+    N, D = x_ND.shape
+    y, stats_2N = _fake_forward(x, w, b, eps, offset, H)
+    if x_ND.numel():
+        BLOCK_D = next_power_of_2(D)
+        config = tuned("layer_norm.forward", N, BLOCK_D, x.device)
+        with launching("layer_norm", x):
+            launch(
+                kernels._forward_kernel, (ceil_div(N, config.rows),),
+                x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
+                y_ptr=y, stats_ptr=stats_2N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
+                HAS_W=w is not None, HAS_B=b is not None, PER_HEAD=H > 1, BLOCK_N=config.rows, BLOCK_D=BLOCK_D,
+                num_warps=config.warps,
+            )  # fmt: skip
+    return y, stats_2N
+
+
+def _fake_forward(
+    x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, offset: int, H: int
+) -> tuple[Tensor, Tensor]:
+    return packed_like(x), x.new_empty(2, num_rows(x), dtype=torch.float32)  # mean and rstd of each row
+
+
+def _launch_backward(
+    dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
+    offset: int, H: int, need_dw: bool, need_db: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    x_ND, dy_ND, dx = packed_rows(x), packed_rows(dy), packed_like(x)
+    N, D = x_ND.shape
+    sums = need_dw + need_db
+    if x_ND.numel() == 0:
+        return dx, x.new_zeros(sums, H * D)
+    config = tuned("layer_norm.backward", N // H, next_power_of_2(D), x.device)
+
+    def run(P: int, first: int, last: int, partial: Tensor | None, need_dw: bool, need_db: bool) -> None:
+        launch(
+            kernels._backward_kernel, (min(P, ceil_div(last // H, config.rows)), H),
+            dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), stats_ptr=stats_2N, dx_ptr=dx,
+            partial_ptr=partial, N=N, FIRST=first, LAST=last, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
+            NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=next_power_of_2(D), STAGES=config.stages,
+            RELOAD=config.reload, num_warps=config.warps,
+        )  # fmt: skip
+
+    many = 4 * num_programs(x.device)
+    if not sums or N // H < FEW_ROWS:
+        dw_db = x.new_empty(sums, H * D)
+        with launching("layer_norm", x):
+            run(many, 0, N, None, need_dw=False, need_db=False)
+            if sums:
+                BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
+                launch(
+                    kernels._columns_kernel, (ceil_div(D, BLOCK_D), H),
+                    dy_ptr=dy_ND, x_ptr=x_ND, stats_ptr=stats_2N, sums_ptr=dw_db, N=N, H=H, D=D,
+                    NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=MOST_ROWS, BLOCK_D=BLOCK_D,
+                )  # fmt: skip
+        return dx, dw_db
+    # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
+    # launch fills once the sums have been added up.
+    rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
+    P = min(max(config.programs * num_programs(x.device) // H, 1), ceil_div(N // H, config.rows), N // rows)
+    partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
+    with launching("layer_norm", x):
+        run(P, P * rows, N, partial, need_dw, need_db)
+        dw_db = column_sums(partial, x.dtype)
+        run(many, 0, P * rows, None, need_dw=False, need_db=False)
+    return dx, dw_db.view(sums, H * D)
+
+
+def _fake_backward(
+    dy: Tensor, x: Tensor, w: Tensor | None, stats_2N: Tensor,
+    offset: int, H: int, need_dw: bool, need_db: bool,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return packed_like(x), x.new_empty(need_dw + need_db, H * x.shape[-1])
+
+
+def _save(
+    ctx: Any,
+    inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int, int],
+    output: tuple[Tensor, Tensor],
+) -> None:
+    x, w, b, _, ctx.offset, ctx.H = inputs
+    ctx.rows_shape = None if w is None and b is None else (w if b is None else b).shape  # type: ignore[union-attr]
+    ctx.save_for_backward(x, w, output[1])
+
+
+def _differentiate(ctx: Any, dy: Tensor, _dstats: None) -> tuple[Tensor | None, ...]:
+    _, need_dw, need_db, *_ = ctx.needs_input_grad
+    dx, dw_db = _backward(dy, *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
+    rows = iter(dw_db.view(-1, *ctx.rows_shape).unbind() if need_dw or need_db else ())
+    return dx, next(rows) if need_dw else None, next(rows) if need_db else None, None, None, None
+
+
+_backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)
+_forward = Fused("layer_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
+
+
+# --- public ----------------------------------------------------------------------------------
+
+
+def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, offset: Literal[0, 1] = 0) -> Tensor:
+    """LayerNorm of x over its last axis; layer_norm_reference states the arithmetic.
+
+    Args:
+        x: [..., D] or [..., H, D], floating, any strides.
+        w: [D], or [H, D] where each head has its own, dtype and device of x, or None.
+        b: like w, or None.
+        eps: added to the variance, in its units (x squared).
+        offset: added to w, in w's dtype.
+
+    Returns:
+        [..., D], dtype of x.
+
+    Raises:
+        ValueError: w or b is not [D] or [H, D], they differ in shape, or differ from x in dtype or device.
+    """
+    for name, row in (("w", w), ("b", b)):
+        if row is not None:
+            _check(name, row, x)
+    if w is not None and b is not None and w.shape != b.shape:
+        raise ValueError(
+            f"layer_norm: b has shape {list(b.shape)}, expected {list(w.shape)} like w. Pass the bias of this layer."
+        )
+    rows = w if w is not None else b
+    y: Tensor = _forward(x, w, b, eps, offset, 1 if rows is None or rows.ndim == 1 else rows.shape[0])[0]
+    return y
+
+
+class LayerNorm(nn.Module):
+    """layer_norm with its weight and bias, in the place of torch.nn.LayerNorm over one axis: same state dict."""
+
+    def __init__(self, dim: int, eps: float = 1e-5, *, bias: bool = True, **factory: Any) -> None:
+        """Weight of ones, bias of zeros."""
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim, **factory))
+        self.bias = nn.Parameter(torch.zeros(dim, **factory)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., dim] to the same."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def _check(name: str, row: Tensor, x: Tensor) -> None:
+    if row.ndim not in (1, 2) or row.shape != x.shape[-row.ndim :]:
+        raise ValueError(
+            f"layer_norm: {name} has shape {list(row.shape)}, expected [{x.shape[-1]}] (or one row a head), the last "
+            f"axes of x {list(x.shape)}. Pass the weight of this layer, or move the axis to normalise to the end with "
+            f"x.movedim."
+        )
+    if (row.dtype, row.device) != (x.dtype, x.device):
+        raise ValueError(
+            f"layer_norm: {name} is {row.dtype} on {row.device}, expected {x.dtype} on {x.device} like x. "
+            f"Cast the weights once when loading: {name}.to(x)."
+        )
