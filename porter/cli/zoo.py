@@ -42,7 +42,7 @@ def zoo(ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zo
         print_outcomes(score)
         print_score(score)
     if to_file:
-        from porter.bench.files import write_whole
+        from porter.reports.write import write_file
 
-        write_whole(to_file, to_text(score))
+        write_file(to_file, to_text(score).encode())
     ctx.exit(0 if score.passed else 1)

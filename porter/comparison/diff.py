@@ -94,17 +94,13 @@ def diff(
     """
     if reference != "hf":
         raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
-    for each in fail_on:
-        if each not in FAIL_ON:
-            raise UsageError(
-                f"--fail-on {each!r}", closest(each, FAIL_ON), f"Any of {', '.join(FAIL_ON)}, with commas."
-            )
-    for each in stages:
-        if each not in STAGES:
-            raise UsageError(f"--stage {each!r}", closest(each, STAGES), f"Any of {', '.join(STAGES)}.")
+    _check_words("--fail-on", fail_on, FAIL_ON)
+    _check_words("--stage", stages, STAGES)
     build = find_build(model, size, weights, overrides, dtype, ops, device)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
+    if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
+        raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
     run = _Run(build, at, pick_ops(build.ops, str(at)), selection, frozenset(stages or STAGES))
     with run.timed("weights"):
         folder = build.checkpoint()
@@ -125,6 +121,12 @@ def diff(
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
     )
+
+
+def _check_words(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for each in given:
+        if each not in known:
+            raise UsageError(f"{flag} {each!r}", closest(each, known), f"Any of {', '.join(known)}, with commas.")
 
 
 def find_build(
@@ -184,7 +186,10 @@ def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
     stages: list[tuple[StageName, str]] = [("semantics", "float32")]
     if run.build.dtype != "float32":
         stages.append(("precision", run.build.dtype))
+    behave = "behaviour" in run.stages and run.selection.whole and not run.selection.first_bad
     for stage, dtype in stages:
+        if stage not in run.stages and not behave:
+            continue
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
             reader = replace(run.reader, shared=SharedTensors(run.reader.checkpoint))
@@ -201,7 +206,7 @@ def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
             found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
             if run.selection.first_bad and found.stages[-1].status == "FAIL":
                 break
-        if "behaviour" in run.stages and run.selection.whole and not run.selection.first_bad:
+        if behave:
             with run.timed("behaviour"):
                 _run_behaviour(run, dtype, reader, golden, reference, progress)
     found.stages.sort(key=lambda each: _ORDER.index(each.name))

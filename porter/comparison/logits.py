@@ -40,7 +40,7 @@ def _each(at_N: Tensor, kl_N: Tensor, port_NV: Tensor, reference_NV: Tensor, gol
     """The largest logits of each token, and the reference's margin over its own rounding."""
     top = min(_TOP, port_NV.shape[1])
     sides = [side.topk(top, -1) for side in (reference_NV, port_NV)]
-    floor_N = math.sqrt(2) * (reference_NV - golden_NV).square().mean(-1).sqrt()
+    floor_N = margin_floor(reference_NV, golden_NV)
     found = []
     for row, token in enumerate(at_N.tolist()):
         reference, port = (
@@ -49,6 +49,11 @@ def _each(at_N: Tensor, kl_N: Tensor, port_NV: Tensor, reference_NV: Tensor, gol
         margin = reference[0][1] - reference[1][1] if top > 1 else math.inf
         found.append(LogitsAt(token, float(kl_N[row]), margin, float(floor_N[row]), reference, port))
     return tuple(found)
+
+
+def margin_floor(reference_NV: Tensor, golden_NV: Tensor) -> Tensor:
+    """[N]: what the reference's own rounding moves the difference of two of its logits by."""
+    return math.sqrt(2) * (reference_NV.double() - golden_NV.double()).square().mean(-1).sqrt()
 
 
 def _kl(log_p_NV: Tensor, log_q_NV: Tensor) -> Tensor:

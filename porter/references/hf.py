@@ -99,7 +99,7 @@ class HfReference:
             self._embedded = x if len(self._calls) == 1 else self._embedded
             return x
 
-        with self._running(), self._bypassed(note), self._headless():
+        with self.running(), self.bypassed(note), self.headless():
             self.model(input_ids=self._ids_BT, use_cache=False)
 
     def embed(self) -> Nodes:
@@ -110,7 +110,7 @@ class HfReference:
         """The nodes of one layer fed `x_BTD`: attn.norm … resid_post."""
         nodes: Nodes = {}
         args, kwargs = self._calls[index]
-        with self._running(), hooked(self._hooks[index], nodes):
+        with self.running(), hooked(self._hooks[index], nodes):
             out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
         nodes["resid_post"] = out[0] if isinstance(out, tuple) else out
         return nodes
@@ -124,7 +124,7 @@ class HfReference:
             return x_BTD
 
         ids_Bt = self._ids_BT[:1, : x_BTD.shape[1]].expand(x_BTD.shape[0], -1)
-        with self._running(), self._bypassed(give), hooked(self._head_hooks, nodes):
+        with self.running(), self.bypassed(give), hooked(self._head_hooks, nodes):
             nodes["logits"] = self.model(input_ids=ids_Bt, use_cache=False).logits
         return nodes
 
@@ -133,24 +133,20 @@ class HfReference:
         self.weights.release()
         self.tensors.release()
 
-    @torch.no_grad()
-    def forward(self, ids_BT: Tensor) -> tuple[list[Tensor], Tensor]:
-        """HF's ordinary forward pass, a layer in memory at a time: the output of every layer, and the logits."""
-        return ordinary_forward(self.model, self.layers, ids_BT.to(self.device))
-
     def describe(self) -> str:
         return f"transformers {transformers.__version__} {type(self.model).__name__}, eager"
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
+        """Within it, the model runs as this reference does: without gradients, in its dtype's arithmetic."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(Float64() if self.golden else quick_matmul(self.dtype, self.device))
             yield
 
     @contextmanager
-    def _bypassed(self, instead: Callable[[int, Tensor, tuple[Any, ...], dict[str, Any]], Tensor]) -> Iterator[None]:
-        """Within it, HF's forward calls `instead` in place of each layer."""
+    def bypassed(self, instead: Callable[[int, Tensor, tuple[Any, ...], dict[str, Any]], Tensor]) -> Iterator[None]:
+        """Within it, HF's forward calls `instead` (index, input, other arguments) in place of each layer."""
 
         def stand_in(index: int) -> Callable[..., Any]:
             def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -169,7 +165,7 @@ class HfReference:
                 layer.forward = forward
 
     @contextmanager
-    def _headless(self) -> Iterator[None]:
+    def headless(self) -> Iterator[None]:
         """Within it, the output head gives what it is given, of one position: a dry run needs no logits."""
         head = self.model.get_output_embeddings()
         before = head.forward
@@ -189,7 +185,7 @@ class HfReference:
 
         handle = self.layers[0].register_forward_hook(note)
         try:
-            with self._running(), suppress(_Seen):
+            with self.running(), suppress(_Seen):
                 self.model(input_ids=ids_BT, use_cache=False)
         finally:
             handle.remove()
@@ -205,7 +201,7 @@ class HfReference:
             self.start(ids_BT)
             for index in first_of_each_kind(self.blueprint):
                 args, kwargs = self._calls[index]
-                with self._running():
+                with self.running():
                     out = self.layers[index](self._embedded, *args, **kwargs)
                 outputs.append(out[0] if self._tuples else out)
         self.release()

@@ -221,6 +221,18 @@ def test_timings_say_where_the_time_went(clean: DiffReport) -> None:
     assert all(seconds >= 0 for seconds in clean.timings_s.values())
 
 
+def test_a_stage_alone_opens_the_models_of_its_dtype_alone() -> None:
+    report = diff(tiny("llama", dtype="bfloat16", tokens=6), stages=["precision"])
+    assert {stage.name for stage in report.stages} == {"exact", "precision"}
+    assert [step for step in report.timings_s if step.startswith("load")] == ["load bfloat16"]
+
+
+@pytest.mark.parametrize("layers", ["first-bad", "0-1"])
+def test_behaviour_alone_takes_every_layer(layers: str) -> None:
+    with pytest.raises(UsageError, match=f"--stage behaviour with --layers {layers}"):
+        diff(tiny("llama", tokens=6), stages=["behaviour"], layers=layers)
+
+
 def test_float32_has_no_precision_stage() -> None:
     report = diff(tiny("llama", tokens=6))
     stages = [(stage.name, stage.dtype) for stage in report.stages]

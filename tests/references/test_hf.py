@@ -59,10 +59,10 @@ def test_a_call_leaves_the_model_as_it_was() -> None:
     reference = open_reference("llama")
     ids_BT = random_ids(tiny("llama"), 6)
     forwards = [module.forward for module in reference.model.modules()]
-    before = reference.forward(ids_BT)[1]
+    before = ordinary_forward(reference.model, reference.layers, ids_BT)[1]
     reference.start(ids_BT)
     reference.head(reference.layer(0, reference.embed()["embed.out"])["resid_post"])
-    assert torch.equal(reference.forward(ids_BT)[1], before)
+    assert torch.equal(ordinary_forward(reference.model, reference.layers, ids_BT)[1], before)
     assert [module.forward for module in reference.model.modules()] == forwards
     assert not [m for m in reference.model.modules() if m._forward_hooks or m._forward_pre_hooks]
 

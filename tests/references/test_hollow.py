@@ -5,7 +5,7 @@ import torch
 
 from porter.comparison.diff import diff
 from porter.references.deferred import Deferred, Slice, Source
-from porter.references.hf import HfReference, load_pinned
+from porter.references.hf import HfReference, load_pinned, ordinary_forward
 from porter.references.hollow import open_hollow
 from porter.weights.reader import SharedTensors
 from porter.weights.safetensors_files import Checkpoint, open_checkpoint
@@ -77,6 +77,6 @@ def test_a_forward_pass_holds_one_layer() -> None:
         layer.register_forward_hook(
             lambda *_: held.append(sum(p.device.type != "meta" for p in reference.layers.parameters()))
         )
-    reference.forward(random_ids(build, 5))
+    ordinary_forward(reference.model, reference.layers, random_ids(build, 5))
     assert held == [len(list(layer.parameters())) for layer in reference.layers]
     assert isinstance(reference.tensors.checkpoint, Checkpoint)

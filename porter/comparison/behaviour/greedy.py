@@ -5,13 +5,13 @@ is the one that its own greedy text makes as long as the two have agreed, and no
 where they do not.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from porter.comparison.behaviour.routes import Route
+from porter.comparison.logits import margin_floor
 from porter.comparison.report import SAFE_MARGIN, Behaviour, Verdict
 from porter.models.decoder import Decoder
 from porter.models.matmul import quick_matmul
@@ -56,18 +56,13 @@ def judge_greedy(
         return Behaviour(NAME, dtype, "PASS", 0.0, SAFE_MARGIN, f"{said}: the reference chooses every one of them")
     step = differing[0]
     margin = float(reference_NV[step, best_N[step]] - reference_NV[step, words_N[step]])
-    floors = margin / _floor(reference_NV[step], golden_logits(step)) if margin else 0.0
+    floor = max(float(margin_floor(reference_NV[step], golden_logits(step))), torch.finfo(torch.float64).tiny)
+    floors = margin / floor
     found = f"the reference chooses {int(best_N[step])} for {int(words_N[step])} with a margin of {floors:.2g} floors"
     status: Verdict = "PASS" if floors <= SAFE_MARGIN else "FAIL"
     why = "rounding explains: a tie, and the rest is not compared" if status == "PASS" else "rounding does not explain"
     detail = f"{said}: {step} agree, then {found}, which {why}"
     return Behaviour(NAME, dtype, status, floors, SAFE_MARGIN, detail, f"word {step + 1}")
-
-
-def _floor(reference_V: Tensor, golden_V: Tensor) -> float:
-    """What the reference's own rounding moves a margin by."""
-    least = torch.finfo(torch.float64).tiny
-    return max(math.sqrt(2) * float((reference_V - golden_V.double()).square().mean().sqrt()), least)
 
 
 def not_written(dtype: str, why: str) -> Behaviour:

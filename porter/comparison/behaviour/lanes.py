@@ -127,7 +127,7 @@ class HfRoutes:
         reference = self.reference
         for span in route.spans():
             calls.append([])
-            with reference._running(), reference._bypassed(note), reference._headless():
+            with reference.running(), reference.bypassed(note), reference.headless():
                 ids_BT = route.ids_BS[:, span].to(self.device)
                 out = reference.model(
                     input_ids=ids_BT, use_cache=route.cached, **{self._cache_name: cache}, **self._places(route, span)
@@ -143,7 +143,7 @@ class HfRoutes:
             args, kwargs = call[index]
             args = tuple(cache if isinstance(value, HfCache) else value for value in args)
             kwargs = {name: cache if isinstance(value, HfCache) else value for name, value in kwargs.items()}
-            with self.reference._running():
+            with self.reference.running():
                 out = self.reference.layers[index](x_BTD, *args, **kwargs)
             after.append(out[0] if isinstance(out, tuple) else out)
         held: Any = cache.layers[index] if cache is not None else None
