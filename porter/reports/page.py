@@ -59,9 +59,7 @@ def button(name: str, label: str | Html, *, selected: bool) -> Html:
     )  # fmt: skip
 
 
-def pinned(
-    said: str = "", *, hint: str = "Point, click, or use the arrow keys; drag to zoom, double-click to go back."
-) -> Html:
+def pinned(said: str = "") -> Html:
     """Where what a point says is kept, and how to get it.
 
     Args:

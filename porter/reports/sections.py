@@ -100,7 +100,7 @@ def _stage_row(report: DiffReport, stage: Stage) -> Sequence[str | Html]:
     nodes = list(nodes_of(report, stage.name, stage.dtype))
     peaks = [_peak(nodes, metric) for metric in ("rho", "rho_tok")]
     if not any(peaks):
-        peaks[0] = tag("span", bits(nodes) or stage.detail, class_="quiet")
+        peaks[0] = tag("span", bits(nodes) or stage.detail, class_="detail")
     label = join([tag("strong", stage.name), f" {stage.dtype}"])
     count = str(stage.compared) if nodes or stage.compared else ""
     strip = _strip(report, stage) if nodes else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from porter.comparison.report import Stage
 from porter.reports.bench_html import bench_to_html
 from porter.reports.html import to_html
 from tests.bench.synthetic import synthetic_run
@@ -37,7 +38,14 @@ def several_prompts():
     return replace(report, prompts=(report.prompts[0], second), nodes=nodes, logits=report.logits * 2)
 
 
-REPORTS = {**synthetic.ALL, "few": few_layers, "prompts": several_prompts}
+def behaving():
+    """Every check of the behaviour stage passed, and its row says which those are."""
+    report = synthetic.passing()
+    detail = "as in one forward pass: cache, decode, chunks, window, padding.left, padding.right, batch, packed, logits"
+    return replace(report, stages=(*report.stages, Stage("behaviour", "float32", "PASS", 9, None, detail)))
+
+
+REPORTS = {**synthetic.ALL, "behaving": behaving, "few": few_layers, "prompts": several_prompts}
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +120,14 @@ def test_nothing_is_cut_off_and_nothing_overlaps(opened, name: str, width: int, 
         .map(e => e.tagName + '.' + e.className)""", width)  # fmt: skip
     assert wide == []
     assert page.evaluate(OVERLAPS) == []
+
+
+@pytest.mark.parametrize("name", ["behaving", "failing"])
+def test_on_a_wide_screen_the_table_of_stages_shows_all_its_columns(opened, name: str) -> None:
+    page = opened(name).page
+    hidden = page.evaluate("(() => { const e = document.querySelector('#stages .scroll');"
+                           " return e.scrollWidth - e.clientWidth })()")  # fmt: skip
+    assert hidden <= 1
 
 
 # Words of one axis that lie on each other, and sections that do.
