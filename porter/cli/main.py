@@ -40,6 +40,19 @@ class _LazyGroup(click.Group):
             return super().invoke(ctx)
         except PorterError as error:
             raise _Failure(error) from error
+        except RuntimeError as error:
+            if _was_interrupted(error):
+                raise KeyboardInterrupt from None
+            raise
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether Ctrl-C is behind an error: torch's modes, interrupted as they change, raise another on their way out."""
+    while error.__context__ is not None:
+        error = error.__context__
+        if isinstance(error, KeyboardInterrupt):
+            return True
+    return False
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -5,6 +5,7 @@ import sys
 import time
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -101,3 +102,21 @@ def test_exit_codes_are_the_errors_own(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["specs", "check", str(path)])
     assert result.exit_code == 5
     assert "mine.yaml:6: size tiny: nothing reads config key foo" in result.stderr
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_an_error_on_the_way_out_of_an_interrupt_is_an_interrupt(
+    interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> None:
+        try:
+            raise KeyboardInterrupt if interrupted else ValueError
+        except BaseException:
+            raise RuntimeError("trying to pop from empty mode stack")  # noqa: B904
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: click.Command(name, callback=run))
+    result = CliRunner().invoke(cli, ["zoo"])
+    if interrupted:
+        assert result.exit_code == 1 and result.stderr.strip() == "Aborted!"
+    else:
+        assert isinstance(result.exception, RuntimeError)
