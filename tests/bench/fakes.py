@@ -1,12 +1,12 @@
 """A device that times with the host's clock and says whether it is alive; providers that do what peers do."""
 
-import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from porter.bench.cases import Case
+from porter.bench.device import now_ms
 from porter.bench.measure import Loaded
 from porter.bench.operators import OPERATORS
 from porter.bench.providers.table import Builder, Function, Unsupported
@@ -15,11 +15,12 @@ RMS_NORM = Case("rms_norm", (6, 32), "float32")
 
 
 class FakeDevice:
-    """Counts what a clock asks for."""
+    """Counts what a clock asks for; its own time is that of `now_ms`."""
 
     place = torch.device("cpu")
 
-    def __init__(self) -> None:
+    def __init__(self, now_ms: Callable[[], float] = now_ms) -> None:
+        self.now_ms = now_ms
         self.calls: list[str] = []
         self.alive = True
 
@@ -30,9 +31,9 @@ class FakeDevice:
         self.calls.append("flush")
 
     def between(self, run: Callable[[], object]) -> Callable[[], float]:
-        start = time.perf_counter()
+        start = self.now_ms()
         run()
-        elapsed = (time.perf_counter() - start) * 1e3
+        elapsed = self.now_ms() - start
         return lambda: elapsed
 
     def synchronize(self) -> None:

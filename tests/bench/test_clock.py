@@ -1,29 +1,48 @@
 """The clock: jobs take turns, what is overwritten is put back, and nothing but the run is timed."""
 
 import gc
-import time
 
 import pytest
 
+from porter.bench import clock as clock_module
 from porter.bench.clock import MOST_RUNS, Clock, Job, summarize
 from tests.bench.fakes import FakeDevice
 
 
-def sleeper(name: str, duration_ms: float, journal: list[str]) -> Job:
-    def run() -> None:
-        journal.append(name)
-        time.sleep(duration_ms / 1e3)
+class Time:
+    """Stands still but for what jobs take: sleep on a busy machine ends when it likes."""
 
-    return Job(run, lambda: journal.append(f"{name} restored"))
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+    def job(self, name: str, duration_ms: float, journal: list[str]) -> Job:
+        def run() -> None:
+            journal.append(name)
+            self.now_ms += duration_ms
+
+        def restore() -> None:
+            journal.append(f"{name} restored")
+            self.now_ms += 100.0  # outside the clock
+
+        return Job(run, restore)
 
 
-def test_times_are_of_the_run_alone_and_jobs_take_turns() -> None:
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Time:
+    made = Time()
+    monkeypatch.setattr(clock_module, "now_ms", made)
+    return made
+
+
+def test_times_are_of_the_run_alone_and_jobs_take_turns(time: Time) -> None:
     journal: list[str] = []
-    device = FakeDevice()
-    jobs = {name: sleeper(name, duration, journal) for name, duration in (("a", 2.0), ("b", 4.0))}
+    device = FakeDevice(time)
+    jobs = {name: time.job(name, duration, journal) for name, duration in (("a", 2.0), ("b", 4.0))}
     found = Clock(device, window_ms=60.0).device_times(jobs)
-    assert 2.0 <= found["a"].median < 3.5 and 4.0 <= found["b"].median < 5.5
-    assert found["a"].low <= found["a"].median <= found["a"].high
+    assert [found[name].median for name in "ab"] == pytest.approx([2.0, 4.0])
+    assert found["a"].low == pytest.approx(2.0) == found["a"].high
     assert found["a"].runs >= found["b"].runs >= 11
     timed = [each for each in journal if "restored" not in each][6:]  # three runs of each decide how many
     assert max(len(list(run)) for run in _runs(timed)) <= 2  # the order turns, so a job may meet itself
@@ -47,11 +66,10 @@ def test_runs_are_bounded() -> None:
     assert Clock(FakeDevice()).device_times({}) == {}
 
 
-def test_host_time_waits_for_an_idle_device() -> None:
-    journal: list[str] = []
-    device = FakeDevice()
-    found = Clock(device).host_times({"a": sleeper("a", 1.0, journal)}, runs=5)
-    assert 1.0 <= found["a"].median < 3.0 and found["a"].runs == 5
+def test_host_time_waits_for_an_idle_device(time: Time) -> None:
+    device = FakeDevice(time)
+    found = Clock(device).host_times({"a": time.job("a", 1.0, [])}, runs=5)
+    assert found["a"].median == pytest.approx(1.0) and found["a"].runs == 5
     assert device.calls.count("synchronize") >= 5
 
 
