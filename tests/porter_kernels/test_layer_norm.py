@@ -177,6 +177,12 @@ def test_wrong_weight_says_what_to_do(w: Tensor, b: Tensor | None, message: str)
         layer_norm(torch.zeros(2, 6), w, b, EPS)
 
 
+def test_a_weight_is_of_features_or_of_heads_and_features() -> None:
+    x = torch.zeros(2, 3, 6)
+    with pytest.raises(ValueError, match=r"w has shape \[2, 3, 6\], expected \[6\]"):
+        layer_norm(x, torch.zeros(2, 3, 6), None, EPS)
+
+
 @pytest.mark.parametrize("bias", [True, False])
 def test_module_takes_the_place_of_torchs(bias: bool, generator: torch.Generator) -> None:
     (x,) = draw(generator, torch.float32, (4, 24))
