@@ -8,11 +8,11 @@ set -uo pipefail
 state=$1 out=$2 gemma=${3:-}
 export PYTHONPATH=$PWD:$PWD/kernels${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 mkdir -p "$state" "$out"
-trap 'cp "$state"/floors*.csv "$state"/floors*.md "$state"/floors*.json "$out"/' EXIT
+trap 'cp "$state"/floors* "$out"/' EXIT
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 status=0
 measure() { # CSV SECONDS OPTIONS: begins no comparison in the last 20 seconds, and stops one that hangs
-  timeout "$2" python3 benchmarks/measure_floors.py --device cuda --resume --out "$state/$1" \
+  timeout --signal=INT --kill-after=10 "$2" python3 benchmarks/measure_floors.py --device cuda --resume --out "$state/$1" \
     --seconds $(($2 - 20)) "${@:3}" || status=1
 }
 if [ -n "$gemma" ]; then

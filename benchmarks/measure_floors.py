@@ -36,14 +36,16 @@ def main() -> int:
     models = [*map(tiny, options.families), *_find_real(options.real)]
     units = [unit for unit in plan(models, options.ports, options.dtypes) if unit.key not in table.done]
     failed = 0
-    for number, unit in enumerate(units):
-        if time.monotonic() > end:
-            say(f"time is up, {len(units) - number} comparisons left: go on with --resume")
-            break
-        failed += not _measure(unit, device, options.tokens, table)
-    rows = read_rows(options.out)
-    if rows:
-        print(write_summary(rows, options.out))
+    try:
+        for number, unit in enumerate(units):
+            if time.monotonic() > end:
+                say(f"time is up, {len(units) - number} comparisons left: go on with --resume")
+                break
+            failed += not _measure(unit, device, options.tokens, table)
+    finally:  # Ctrl-C too
+        rows = read_rows(options.out)
+        if rows:
+            print(write_summary(rows, options.out))
     return 1 if failed else 0
 
 
