@@ -30,6 +30,7 @@ from porter.cli.options import build_options
 @click.option(
     "--stage", "stages", default="", metavar="LIST", help="Of semantics, precision, behaviour.  [default: all]"
 )
+@click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
@@ -43,6 +44,7 @@ def diff(
     json_path: str | None,
     fail_on: str,
     stages: str,
+    axes: bool,
     timings: bool,
     **build_flags: object,
 ) -> None:
@@ -68,7 +70,7 @@ def diff(
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})
-    present(report, out, json_path=json_path, timings=timings)
+    present(report, out, json_path=json_path, timings=timings, axes=axes)
     ctx.exit(report.exit_code)
 
 

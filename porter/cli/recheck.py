@@ -18,9 +18,16 @@ import click
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there; - prints it alone on stdout.")
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write the page there.")
+@click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
 @click.pass_context
 def recheck(
-    ctx: click.Context, /, report: Path, thresholds: tuple[str, ...], json_path: str | None, html_path: Path | None
+    ctx: click.Context,
+    /,
+    report: Path,
+    thresholds: tuple[str, ...],
+    json_path: str | None,
+    html_path: Path | None,
+    axes: bool,
 ) -> None:
     """Judge the numbers of REPORT, a report.json, again; the report's own thresholds hold where none is given.
 
@@ -32,7 +39,7 @@ def recheck(
     from porter.reports.json_report import to_json, to_text
     from porter.reports.read_json import read_report
     from porter.reports.recheck import recheck as judge_again
-    from porter.reports.terminal import render
+    from porter.reports.terminal import render, render_axes
     from porter.reports.write import write_file
 
     found = judge_again(read_report(report), thresholds)
@@ -46,5 +53,7 @@ def recheck(
     else:
         if json_path is not None:
             write_file(Path(json_path), to_text(found).encode("utf-8", "backslashreplace"))
+        if axes:
+            render_axes(found, Console(highlight=False))
         render(found, Console(highlight=False), page=html_path)
     ctx.exit(found.exit_code)

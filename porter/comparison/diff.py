@@ -217,7 +217,7 @@ def _run_behaviour(
 ) -> None:
     """The longest prompt on every path; the logits are judged that the stage before measured."""
     port = PortRoutes(_decoder(run, reader, run.ops, reference.dtype), reference.dtype, run.device)
-    longest = max(run.found.prompts, key=lambda prompt: prompt.length)
+    longest = _longest(run.found.prompts)
     logits = [each for each in run.found.logits if each.dtype == dtype]
     checks = run_behaviour(
         run.build, run.ops, dtype, Sides(port, HfRoutes(reference), HfRoutes(golden)), longest.ids, logits,
@@ -241,17 +241,29 @@ def _lanes(run: _Run, reader: WeightReader, golden: HfReference, reference: HfRe
 
 
 def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt, progress: Progress) -> StageRun:
-    ids_BT = torch.tensor([prompt.ids])
-    kinds = frozenset(first_of_each_kind(run.build.blueprint)) if run.captured is None else frozenset[int]()
+    ids_BT, layers = torch.tensor([prompt.ids]), run.selection.layers
+    keep = frozenset[int]()
+    if run.captured is None and prompt is _longest(run.found.prompts):
+        keep = layers.intersection(first_of_each_kind(run.build.blueprint, layers))
     found = run_stage(
-        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=kinds, advance=lambda unit: progress(stage, unit)
+        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=keep, advance=lambda unit: progress(stage, unit)
     )
-    if run.captured is None:
-        run.captured = Captured(ids_BT, found.inputs)
+    if keep:
+        run.captured = Captured(ids_BT, found.inputs, "embed.out" in found.declared, _by(run))
     run.found.declared |= found.declared
     if found.logits is not None:
         run.found.logits.append(found.logits)
     return found
+
+
+def _longest(prompts: Sequence[Prompt]) -> Prompt:
+    return max(prompts, key=lambda prompt: prompt.length)
+
+
+def _by(run: _Run) -> frozenset[str]:
+    """What axes can be seen by: bits are compared in the port's dtype with precision, in float32 with semantics."""
+    own = "semantics" if run.build.dtype == "float32" else "precision"
+    return frozenset({"semantics"} & run.stages) | ({"exact"} if own in run.stages else set())
 
 
 def _merge(merged: dict[str, NodeDiff], found: StageRun, prompt: int) -> None:

@@ -1,136 +1,173 @@
 """Which axes could this run have shown? Each is changed on captured inputs, and the nodes of one unit are compared.
 
 An axis is seen by `semantics` when the change moves a node of the float32 model past its FAIL threshold, by `exact`
-when it moves a bit in the port's dtype; otherwise this prompt and these weights are blind to it.
+when it moves a bit in the port's dtype; otherwise this prompt and these weights are blind to it. What was not compared
+could not show anything: a stage left out with --stage, a unit left out with --layers.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from porter.comparison.faults import Fault, axis_faults
+from porter.comparison.lanes import Nodes, PortLane
 from porter.comparison.measure import GAUGES
 from porter.comparison.report import Axis
 from porter.comparison.verdicts import FLOORS, THRESHOLDS
 from porter.models.decoder import Decoder, Streamed
-from porter.models.matmul import quick_matmul
 from porter.models.ops import make_ops
-from porter.models.positions import Positions
-from porter.specs.axes import Change, changes
 from porter.specs.blueprint import Blueprint
-from porter.weights.reader import WeightReader
+from porter.weights.reader import SharedTensors, WeightReader
 
-Nodes = dict[str, Tensor]
 _CHUNK = 16  # tokens of the head that are looked at
+_LEFT_OUT = {"embed": "the embedding was not compared", "head": "the head was not compared"}
+By = Literal["semantics", "exact"]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """Inputs that golden saw: layer -> [1, T, D]; the number of layers stands for the head."""
+    """What was compared, on which inputs.
+
+    Attributes:
+        ids_BT: [1, T].
+        inputs: of the units that were compared: layer -> [1, T, D]; the number of layers stands for the head.
+        embedding: whether the embedding was compared.
+        by: semantics: the float32 model against golden; exact: bits in the port's dtype.
+    """
 
     ids_BT: Tensor
     inputs: Mapping[int, Tensor]
+    embedding: bool = True
+    by: frozenset[str] = field(default=frozenset(("semantics", "exact")))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where a fault shows first."""
+
+    by: By
+    node: str
 
 
 def observe_axes(
     blueprint: Blueprint, reader: WeightReader, captured: Captured, dtype: torch.dtype, device: torch.device
 ) -> list[Axis]:
-    """Every axis of the blueprint with where a change of it shows."""
-    units = _Units(blueprint, reader, captured, device)
-    return [_observe(change, units, dtype) for change in changes(blueprint) if units.can_run(change)]
+    """Every axis of the blueprint with where a change of it shows, or why it could not."""
+    faults = axis_faults(blueprint, captured.inputs)
+    found = observe(faults, blueprint, reader, captured, dtype, device)
+    return [
+        Axis(
+            path=fault.path, value=fault.value, tried=fault.tried,
+            seen=seen.by if seen else None, node=seen.node if seen else None,
+            reason="" if seen else _blindness(fault, captured, blueprint.dims.layers, dtype),
+        )
+        for fault, seen in zip(faults, found, strict=True)
+    ]  # fmt: skip
 
 
-class _Units:
-    """Runs one unit of the blueprint, or of a changed one, in a dtype; unchanged runs are kept."""
+def observe(
+    faults: Sequence[Fault],
+    blueprint: Blueprint,
+    reader: WeightReader,
+    captured: Captured,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[Seen | None]:
+    """Where each fault shows first. A unit's weights are read once for each dtype, and no other's are in memory."""
+    found: dict[int, Seen] = {}
+    for name in dict.fromkeys(fault.unit for fault in faults):
+        if not _was_compared(name, captured, blueprint.dims.layers):
+            continue
+        own = [index for index, fault in enumerate(faults) if fault.unit == name]
+        unit: _Unit | None = None
+        for by, kind in (("semantics", torch.float32), ("exact", dtype)):
+            left = [i for i in own if i not in found and not (by == "semantics" and faults[i].rounding)]
+            if not left or by not in captured.by:
+                continue
+            if unit is None or unit.dtype != kind:
+                unit = None  # before the next, so that the weights of one lie in memory
+                unit = _Unit(name, blueprint, reader, captured, kind, device)
+            for i in left:
+                node = unit.first(faults[i].blueprint, by)
+                if node is not None:
+                    found[i] = Seen("semantics" if by == "semantics" else "exact", node)
+    return [found.get(index) for index in range(len(faults))]
 
-    def __init__(self, blueprint: Blueprint, reader: WeightReader, captured: Captured, device: torch.device) -> None:
-        self.blueprint, self.reader, self.captured, self.device = blueprint, reader, captured, device
-        self._base: dict[tuple[str, torch.dtype], Nodes] = {}
 
-    def can_run(self, change: Change) -> bool:
-        return self._unit(change).startswith("embed") or self._input(change) in self.captured.inputs
+class _Unit:
+    """Runs one unit of a blueprint, or of a changed one, in a dtype, on weights that are read once."""
 
-    def base(self, change: Change, dtype: torch.dtype) -> Nodes:
-        key = (self._unit(change), dtype)
-        if key not in self._base:
-            self._base[key] = self._run(change, self.blueprint, dtype)
-        return self._base[key]
+    def __init__(
+        self,
+        name: str,
+        blueprint: Blueprint,
+        reader: WeightReader,
+        captured: Captured,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.name, self.captured, self.dtype, self.device = name, captured, dtype, device
+        self.reader = replace(reader, shared=SharedTensors(reader.checkpoint))
+        self.base = self._run(blueprint)
 
-    def changed(self, change: Change, dtype: torch.dtype) -> Nodes:
-        return self._run(change, change.blueprint, dtype)
-
-    def _unit(self, change: Change) -> str:
-        if change.path.startswith("embed"):
-            return "embed"
-        return "head" if change.layer is None else f"layers.{change.layer}"
-
-    def _input(self, change: Change) -> int:
-        return self.blueprint.dims.layers if change.layer is None else change.layer
+    def first(self, changed: Blueprint, by: str) -> str | None:
+        """The first node that a change moves, under its full name; gauges cannot fail in semantics."""
+        nodes = self._run(changed)
+        for node, value in self.base.items():
+            if node in nodes and not (by == "semantics" and node in GAUGES) and _DIFFERS[by](nodes[node], value):
+                return f"{self.name}.{node}" if self.name.startswith("layers.") else node
+        return None
 
     @torch.no_grad()
-    def _run(self, change: Change, blueprint: Blueprint, dtype: torch.dtype) -> Nodes:
-        nodes: Nodes = {}
-        loader = Streamed(blueprint, make_ops("reference"), self.reader, dtype, self.device)
-        decoder, unit = Decoder(blueprint, loader), self._unit(change)
-        positions = Positions(0, self.captured.ids_BT.shape[1], self.device)
-        if unit == "embed":
-            decoder.embed(self.captured.ids_BT.to(self.device), positions, nodes.__setitem__)
-            return nodes
-        x_BTD = self.captured.inputs[self._input(change)].to(self.device, dtype)
-        with quick_matmul(dtype, self.device):
-            if change.layer is None:
-                decoder.head(x_BTD[:, -_CHUNK:], nodes.__setitem__)
-            else:
-                decoder.layer(change.layer, x_BTD, positions, tap=nodes.__setitem__)
-        return nodes
+    def _run(self, blueprint: Blueprint) -> Nodes:
+        loader = Streamed(blueprint, make_ops("reference"), self.reader, self.dtype, self.device)
+        lane = PortLane(Decoder(blueprint, loader), self.dtype, self.device)
+        lane.start(self.captured.ids_BT)
+        if self.name == "embed":
+            return lane.embed()
+        place = _input_of(self.name, blueprint.dims.layers)
+        x_BTD = self.captured.inputs[place].to(self.device, self.dtype)
+        return lane.head(x_BTD[:, -_CHUNK:]) if self.name == "head" else lane.layer(place, x_BTD)
 
 
-def _observe(change: Change, units: _Units, dtype: torch.dtype) -> Axis:
-    found: tuple[str, str] | None = None
-    if not change.rounding:
-        limit = THRESHOLDS["semantics"]["float32"]["rho"][1] * FLOORS["float32"]
-        found = _first(change, units, torch.float32, "semantics", lambda a, b: _relative(a, b) > limit)
-    if found is None:
-        found = _first(change, units, dtype, "exact", lambda a, b: not torch.equal(a, b))
-    return Axis(
-        path=change.path, value=_short(change.value), tried=_short(change.tried),
-        seen=found[0] if found else None, node=found[1] if found else None,  # type: ignore[arg-type]
-        reason="" if found else _blindness(change, units.captured.ids_BT.shape[1], dtype),
-    )  # fmt: skip
+def _input_of(unit: str, num_layers: int) -> int:
+    """Where `inputs` holds what a unit is given."""
+    return num_layers if unit == "head" else int(unit.removeprefix("layers."))
 
 
-def _first(
-    change: Change, units: _Units, dtype: torch.dtype, stage: str, differs: Callable[[Tensor, Tensor], bool]
-) -> tuple[str, str] | None:
-    base, changed = units.base(change, dtype), units.changed(change, dtype)
-    prefix = f"layers.{change.layer}." if change.layer is not None else ""
-    for node in base:
-        if stage == "semantics" and node in GAUGES:
-            continue
-        if node in changed and differs(changed[node], base[node]):
-            return stage, prefix + node
-    return None
+def _was_compared(unit: str, captured: Captured, num_layers: int) -> bool:
+    return captured.embedding if unit == "embed" else _input_of(unit, num_layers) in captured.inputs
 
 
-def _relative(changed: Tensor, base: Tensor) -> float:
+def _fails(changed: Tensor, base: Tensor) -> bool:
+    """Moved past what float32 fails at, were the reference's error at the floor."""
     size = float(torch.linalg.vector_norm(base))
-    return float(torch.linalg.vector_norm(changed - base)) / size if size else 0.0
+    relative = float(torch.linalg.vector_norm(changed - base)) / size if size else 0.0
+    return relative > THRESHOLDS["semantics"]["float32"]["rho"][1] * FLOORS["float32"]
 
 
-def _short(value: object) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+_DIFFERS: dict[str, Callable[[Tensor, Tensor], bool]] = {
+    "semantics": _fails,
+    "exact": lambda changed, base: not torch.equal(changed, base),
+}
 
 
-def _blindness(change: Change, length: int, dtype: torch.dtype) -> str:
+def _blindness(fault: Fault, captured: Captured, num_layers: int, dtype: torch.dtype) -> str:
     """Why a change stayed hidden, as far as it can be told."""
-    name = change.path.rpartition(".")[2]
-    if name == "window" and length <= int(change.value):
-        return f"{length} tokens do not pass the window of {change.value}"
+    name, length, called = fault.path.rpartition(".")[2], captured.ids_BT.shape[1], str(dtype).removeprefix("torch.")
+    if not _was_compared(fault.unit, captured, num_layers):
+        return _LEFT_OUT.get(fault.unit, "no layer of its kind was compared")
+    if name == "window" and length <= int(fault.value):
+        return f"{length} tokens do not pass the window of {fault.value}"
+    if "exact" not in captured.by:
+        return f"bits in {called} were not compared"
     if name == "pos_dtype":
-        return f"positions up to {length - 1} are exact in {str(dtype).removeprefix('torch.')}"
+        return f"positions up to {length - 1} are exact in {called}"
     if name.endswith("dtype") and dtype == torch.float32:
         return "float32 rounds alike"
-    if length == 1 and "rope" in change.path:
+    if length == 1 and "rope" in fault.path:
         return "one token at position 0 is not rotated"
     return "no bit moved on these weights and this prompt"

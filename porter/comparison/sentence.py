@@ -31,7 +31,10 @@ def sentence(report: DiffReport) -> str:
         if not report.compared:
             compared = sum(check.status != "NOT_COMPARED" for check in report.behaviour)
             return f"PASS: {compared} checks of other paths agree with the reference in {dtypes}."
-        return f"PASS: {report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}."
+        unseen = sum(axis.seen is None for axis in report.axes)
+        blind = f"; it was blind to {unseen} of {len(report.axes)} axes" if unseen else ""
+        agree = f"{report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}"
+        return f"PASS: {agree}{blind}."
     if report.verdict == "INCONCLUSIVE":
         stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
         where = f" at {stage.first} ({stage.name}, {stage.dtype}): {stage.detail}" if stage and stage.first else ""

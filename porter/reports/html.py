@@ -23,7 +23,6 @@ ICON_COLOURS: dict[Verdict, str] = {
     "INCONCLUSIVE": "8a63c9",
     "NOT_COMPARED": "7d8794",
 }
-ALL_AXES = 1_000  # the page names every axis that could not be seen
 
 
 def to_html(report: DiffReport) -> str:
@@ -42,7 +41,7 @@ def to_html(report: DiffReport) -> str:
         figures=figures_json(figures),
         verdict_class=report.verdict.lower(),
         banner=sections.banner(report),
-        coverage=tag("p", coverage(report, ALL_AXES), class_="coverage"),
+        coverage=tag("p", coverage(report, None), class_="coverage"),
         stages=sections.stage_table(report),
         curves=curves,
         node_maps=node_maps,

@@ -38,6 +38,8 @@ def to_json(report: DiffReport) -> Json:
             "compared": report.compared,
             "declared": report.declared,
             "inconclusive": sum(node.status == "INCONCLUSIVE" for node in report.nodes),
+            "axes_tried": len(report.axes),
+            "axes_observable": sum(axis.seen is not None for axis in report.axes),
             "sentence": report.sentence,
             "explanation": None,
         },

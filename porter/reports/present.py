@@ -8,15 +8,16 @@ from rich.console import Console
 
 from porter.comparison.report import DiffReport
 from porter.reports.json_report import to_json
-from porter.reports.terminal import render, render_timings
+from porter.reports.terminal import render, render_axes, render_timings
 from porter.reports.write import write_report
 
 
-def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bool) -> Path:
+def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bool, axes: bool = False) -> Path:
     """The folder of the written report, after it was shown on stdout.
 
     Args:
         json_path: a further place for the JSON; "-" prints it alone on stdout.
+        axes: show the table of axes too.
     """
     to_stdout = json_path == "-"
     folder = write_report(report, out, json_path=Path(json_path) if json_path and not to_stdout else None)
@@ -26,5 +27,7 @@ def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bo
         return folder
     if timings:
         render_timings(report, Console(stderr=True))
+    if axes:
+        render_axes(report, Console(highlight=False))
     render(report, Console(highlight=False), page=folder / "report.html")
     return folder

@@ -131,6 +131,8 @@ def _summary() -> Json:
     return {
         "first_fail": {"description": "The first failing node.", **name}, "stage": name, "compared": count,
         "declared": {"description": "Nodes that the port declares.", **count}, "inconclusive": count,
+        "axes_tried": {"description": "Axes of the spec that were changed once; 0: none was.", **count},
+        "axes_observable": {"description": "Those of them that this run could have shown.", **count},
         "sentence": {"type": "string"}, "explanation": name,
     }  # fmt: skip
 

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Sequence
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, Stage, Verdict
 from porter.reports.markup import Html, definitions, join, table, tag
 from porter.reports.summary import (
+    NO_AXES,
     bits,
+    blind_first,
     blocks,
     format_error,
     format_ratio,
@@ -199,7 +201,7 @@ def _prompt_table(prompt: Prompt) -> Html:
 def axes_table(report: DiffReport) -> Html:
     """Which fields of the spec this run could have judged: first those that it could not."""
     if not report.axes:
-        return nothing("No axis was tried: this run cannot say what it could have seen.")
+        return nothing(NO_AXES)
     rows = (
         (
             tag("code", axis.path),
@@ -208,7 +210,7 @@ def axes_table(report: DiffReport) -> Html:
             axis.seen if axis.seen else tag("span", "not seen", class_="badge warn"),
             join([name_of(axis.node), " ", axis.reason]),
         )
-        for axis in sorted(report.axes, key=lambda axis: axis.seen is not None)
+        for axis in blind_first(report)
     )
     return table(("axis", "value", "tried instead", "shows in", "first at, or why not"), rows)
 

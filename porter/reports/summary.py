@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from porter.comparison.report import DiffReport, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.report import Axis, DiffReport, Local, NodeDiff, Stage, StageName, Verdict
 
 SEVERITY: tuple[Verdict, ...] = ("NOT_COMPARED", "PASS", "WARN", "INCONCLUSIVE", "FAIL")
 BEFORE_LAYERS = "embed"
 AFTER_LAYERS = ("final", "logits")
+NO_AXES = "No axis was tried: this run cannot say what it could have seen."
 DEFAULT_LIMITS = (1.5, 3.0)  # for a dtype that the report states no threshold for
 
 
@@ -138,21 +139,29 @@ def compared_in(report: DiffReport) -> str:
 def axes_seen(report: DiffReport) -> str:
     if not report.axes:
         return "axes not tried"
-    return f"axes observable {sum(axis.seen is not None for axis in report.axes)} of {len(report.axes)}"
+    return f"{sum(axis.seen is not None for axis in report.axes)} of {len(report.axes)} axes could have shown"
 
 
-def unseen_axes(report: DiffReport) -> tuple[str, ...]:
-    return tuple(axis.path for axis in report.axes if axis.seen is None)
+def blind_first(report: DiffReport) -> list[Axis]:
+    """The axes, those that could not have shown before the others."""
+    return sorted(report.axes, key=lambda axis: axis.seen is not None)
 
 
-def coverage(report: DiffReport, most: int = 6) -> str:
-    """What the run compared and what it could not see, as one line; at most `most` axes are named."""
-    line = f"{compared_in(report)}, {axes_seen(report)}"
-    unseen = unseen_axes(report)
-    if not unseen:
-        return line
-    more = f" and {len(unseen) - most} more" if len(unseen) > most else ""
-    return f"{line}; this run cannot see: {', '.join(unseen[:most])}{more}"
+def blind_to(report: DiffReport, most: int | None = None) -> str:
+    """The axes that could not have shown, and why: a, b (no bit moved on …), c (…); at most `most` are named."""
+    unseen = [axis for axis in report.axes if axis.seen is None]
+    named: dict[str, list[str]] = {}
+    for axis in unseen[:most]:
+        named.setdefault(axis.reason, []).append(axis.path)
+    told = ", ".join(f"{', '.join(dict.fromkeys(paths))} ({reason})" for reason, paths in named.items())
+    left = len(unseen) - len(unseen[:most])
+    return f"{told} and {left} more" if left else told
+
+
+def coverage(report: DiffReport, most: int | None = 6) -> str:
+    """What the run compared and what it was blind to, as one line; at most `most` axes are named."""
+    line, unseen = f"{compared_in(report)}; {axes_seen(report)}", blind_to(report, most)
+    return f"{line}; blind to: {unseen}" if unseen else line
 
 
 def token_summary(report: DiffReport) -> str:

@@ -1,6 +1,6 @@
 """The axes of a blueprint: what each holds, and a plausible other value, the mistake a port would make."""
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,29 @@ class Change:
     layer: int | None
     rounding: bool  # changes rounding only, so float32 cannot show it
 
+    @property
+    def unit(self) -> str:
+        """Where it acts: embed, layers.3 or head."""
+        if self.layer is not None:
+            return f"layers.{self.layer}"
+        return "embed" if self.path.startswith("embed.") else "head"
 
-def changes(blueprint: Blueprint) -> Iterator[Change]:
+
+def changes(blueprint: Blueprint, among: Container[int] | None = None) -> Iterator[Change]:
     """Each axis the blueprint has, changed to a value that a wrong port would have.
 
     Axes of blocks are tried on the first layer of each kind of layer, and listed once for each value.
+
+    Args:
+        among: the layers to choose from, where they hold one of the kind; None: all.
     """
+    layers = first_of_each_kind(blueprint, among)
+    if among is not None:
+        layers.sort(key=lambda layer: layer not in among)  # a value that two kinds share is tried where it can be
     yield from _embed_changes(blueprint)
-    yield from _norm_changes(blueprint)
+    yield from _norm_changes(blueprint, layers[0])
     seen: set[tuple[str, Any]] = set()
-    for layer in first_of_each_kind(blueprint):
+    for layer in layers:
         for path, value, tried in _block_changes(blueprint.blocks[layer]):
             if (path, value) not in seen:
                 seen.add((path, value))
@@ -51,12 +64,14 @@ def changes(blueprint: Blueprint) -> Iterator[Change]:
     yield from _head_changes(blueprint)
 
 
-def first_of_each_kind(blueprint: Blueprint) -> list[int]:
-    """The first layer of each distinct block, in order."""
-    kinds: dict[str, int] = {}
+def first_of_each_kind(blueprint: Blueprint, among: Container[int] | None = None) -> list[int]:
+    """The first layer of each distinct block, in order; of a kind that has layers `among` these, the first of them."""
+    kinds: dict[str, list[int]] = {}
     for i, block in enumerate(blueprint.blocks):
-        kinds.setdefault(block.model_dump_json(), i)
-    return list(kinds.values())
+        kinds.setdefault(block.model_dump_json(), []).append(i)
+    if among is None:
+        return [layers[0] for layers in kinds.values()]
+    return [next((layer for layer in layers if layer in among), layers[0]) for layers in kinds.values()]
 
 
 def _is_rounding(path: str) -> bool:
@@ -83,7 +98,7 @@ def _head_changes(blueprint: Blueprint) -> Iterator[Change]:
             yield Change(f"head.{name}", value, neutral, changed, None, False)
 
 
-def _norm_changes(blueprint: Blueprint) -> Iterator[Change]:
+def _norm_changes(blueprint: Blueprint, layer: int) -> Iterator[Change]:
     norm = blueprint.norm
     tried: list[tuple[str, Any, Any]] = [("eps", norm.eps, norm.eps * 10)]
     if norm.affine:
@@ -94,7 +109,7 @@ def _norm_changes(blueprint: Blueprint) -> Iterator[Change]:
         changed_norm = norm.model_copy(update={name: other})
         blocks = tuple(_with_qk_norm(block, name, value, other) for block in blueprint.blocks)
         changed = blueprint.model_copy(update={"norm": changed_norm, "blocks": blocks})
-        yield Change(f"norm.{name}", value, other, changed, 0, _is_rounding(name))
+        yield Change(f"norm.{name}", value, other, changed, layer, _is_rounding(name))
 
 
 def _with_qk_norm(block: Block, name: str, value: Any, other: Any) -> Block:

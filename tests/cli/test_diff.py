@@ -99,6 +99,17 @@ def test_layers_and_timings() -> None:
     assert set(document["timings"]) >= {"weights", "preflight", "semantics"}
 
 
+def test_axes_are_listed_when_asked_for_and_on_a_written_report_too() -> None:
+    result = porter("diff", "gemma3", *TINY, "--tokens", "6", "--dtype", "float32", "--layers", "0", "--axes")
+    assert result.exit_code == 0, result.output
+    window = next(line for line in result.stdout.splitlines() if line.startswith("block.attn.window  "))
+    assert "128 → 129" in window and "not seen: 6 tokens do not" in window
+    again = porter("recheck", next(Path().rglob("report.json")), "--axes")
+    assert again.exit_code == 0 and window in again.stdout
+    assert window not in porter("recheck", next(Path().rglob("report.json"))).stdout
+    assert "blind to: " in result.stdout and "it was blind to " in result.stdout.strip().splitlines()[-1]
+
+
 def test_fail_on_exact_makes_other_rounding_exit_with_1() -> None:
     given = ["llama", *TINY, "--tokens", "8", "--set", "norm.math=scale_then_cast"]
     assert porter("diff", *given).exit_code == 0

@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from porter.comparison.conclusion import Findings, make_report
-from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Stage
+from porter.comparison.report import Axis, Check, DiffReport, Local, NodeDiff, Stage
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import all_limits
 from tests.models.tiny import tiny
 
+SEEN = Axis("norm.eps", "1e-06", "1e-05", "semantics", "layers.0.attn.norm", "")
 STAGE = Stage("semantics", "float32", "PASS", 1, None, "")
 
 
@@ -20,10 +21,11 @@ def node(status: str, name: str = "layers.0.attn.ctx", reason: str = "rho 12 > 1
     return NodeDiff(name, "observable", "semantics", "float32", (1,), status, reason, local=local)
 
 
-def report(*, nodes=(), stages=(STAGE,), checks=(), fail_on=(), command: str = "") -> DiffReport:
+def report(*, nodes=(), stages=(STAGE,), checks=(), axes=(), fail_on=(), command: str = "") -> DiffReport:
     found = Findings(
-        nodes=list(nodes), stages=list(stages), checks=list(checks), declared={each.name for each in nodes}
-    )
+        nodes=list(nodes), stages=list(stages), checks=list(checks), axes=list(axes),
+        declared={each.name for each in nodes},
+    )  # fmt: skip
     return make_report(tiny("gemma"), found, ops="reference", device=torch.device("cpu"), fail_on=fail_on,
                        command=command, timings_s={"weights": 0.12345})  # fmt: skip
 
@@ -34,6 +36,8 @@ def stage(status: str, name: str = "semantics", detail: str = "rho 5 > 4") -> St
 
 CASES = [
     ({"nodes": [node("PASS")]}, 0, "PASS: 1 nodes of 3 layers agree with the reference in float32."),
+    ({"nodes": [node("PASS")], "axes": [Axis("block.attn.window", "8", "9", None, None, "why"), SEEN]}, 0,
+     "PASS: 1 nodes of 3 layers agree with the reference in float32; it was blind to 1 of 2 axes."),
     ({"nodes": [node("FAIL")], "stages": [stage("FAIL")]}, 1,
      "FAIL at layers.0.attn.ctx (semantics, float32): rho 12 > 10; look at block.rope.*"),
     ({"nodes": [node("INCONCLUSIVE")], "stages": [stage("INCONCLUSIVE")]}, 4, "INCONCLUSIVE at layers.0.attn.n"),

@@ -1,11 +1,17 @@
 """Which axes a run could have shown: found by changing them, and the reason where a run is blind."""
 
+import json
+from collections import Counter
+from pathlib import Path
+
 import pytest
 import torch
 
 from porter.comparison.diff import diff
 from porter.comparison.observability import Captured, observe_axes
 from porter.comparison.report import Axis
+from porter.weights import reader
+from porter.weights.reader import read_finite
 from tests.models.tiny import tiny
 
 
@@ -79,11 +85,66 @@ def test_rounding_axes_cannot_be_seen_in_float32() -> None:
     assert found["block.rope.table_dtype"].reason == "float32 rounds alike"
 
 
-def test_axes_whose_layer_was_not_run_are_not_listed() -> None:
+def test_what_was_not_compared_could_not_show() -> None:
     build = tiny("gemma2")
-    captured = Captured(torch.tensor([[2, 5, 9]]), {})
+    captured = Captured(torch.tensor([[2, 5, 9]]), {}, embedding=False)
     found = observe_axes(build.blueprint, build.reader(), captured, torch.float32, torch.device("cpu"))
-    assert {axis.path for axis in found} == {"embed.scale", "embed.scale_rounding"}
+    assert {axis.seen for axis in found} == {None}
+    reasons = {axis.path.partition(".")[0]: axis.reason for axis in found}
+    assert reasons == {
+        "embed": "the embedding was not compared", "norm": "no layer of its kind was compared",
+        "block": "no layer of its kind was compared", "head": "the head was not compared",
+    }  # fmt: skip
+
+
+def test_axes_are_tried_on_a_layer_that_was_compared() -> None:
+    report = diff(tiny("gemma3", tokens=140, dtype="bfloat16"), layers="3")
+    axes = {axis.path: axis for axis in report.axes}
+    assert axes["block.attn.window"].node == "layers.3.attn.ctx" and axes["norm.offset"].node == "layers.3.attn.norm"
+    assert axes["embed.scale"].reason == "the embedding was not compared"
+    blind = [axis for axis in report.axes if axis.reason == "no layer of its kind was compared"]
+    assert [(axis.path, axis.value) for axis in blind] == [("block.rope.theta", "1e+06")]  # of the global layers
+    only = diff(tiny("gemma3", tokens=140, dtype="bfloat16"), layers="5")
+    assert {axis.node.split(".")[1] for axis in only.axes if axis.node} == {"5"}
+    hidden = {axis.path: axis.reason for axis in only.axes if axis.path.startswith("block") and not axis.seen}
+    assert hidden["block.attn.window"] == "no layer of its kind was compared"
+    assert "block.mlp.act" not in hidden  # layers of both kinds share it
+
+
+@pytest.mark.parametrize(
+    ("stages", "act", "math"),
+    [("semantics", "semantics", None), ("precision", "exact", "exact"), ("", "semantics", "exact")],
+)
+def test_a_stage_that_did_not_run_sees_nothing(stages: str, act: str | None, math: str | None) -> None:
+    report = diff(tiny("gemma3", dtype="bfloat16", tokens=6), layers="0", stages=[stages] if stages else ())
+    axes = {axis.path: axis for axis in report.axes}
+    assert (axes["block.mlp.act"].seen, axes["norm.math"].seen) == (act, math)
+    if math is None:
+        assert axes["norm.math"].reason == "bits in bfloat16 were not compared"
+
+
+def test_the_longest_prompt_decides(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(json.dumps({"ids": [2, *range(5, 4 + length)]}) for length in (3, 130, 6)))
+    report = diff(tiny("mistral", dtype="float32"), layers="0", prompts=prompts)
+    assert next(axis for axis in report.axes if axis.path == "block.attn.window").seen == "semantics"
+
+
+def test_a_layers_weights_are_read_once_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    build, reads = tiny("gemma3"), Counter[tuple[str, torch.dtype]]()
+
+    def count(checkpoint, name: str, dtype: torch.dtype, *given):
+        reads[name, dtype] += 1
+        return read_finite(checkpoint, name, dtype, *given)
+
+    monkeypatch.setattr(reader, "read_finite", count)
+    x_BTD = torch.randn(1, 6, 96, generator=torch.Generator().manual_seed(0))
+    captured = Captured(torch.arange(6)[None] + 2, {0: x_BTD, 5: x_BTD, 6: x_BTD})
+    found = observe_axes(build.blueprint, build.reader(), captured, torch.bfloat16, torch.device("cpu"))
+    assert sum(axis.path.startswith("block") for axis in found) > 8
+    assert set(reads.values()) == {1}, reads.most_common(3)
+    layers = {name.split(".")[2] for name, _ in reads if ".layers." in name}
+    assert layers == {"0", "5"}
 
 
 def test_a_softcap_of_the_head_is_seen_in_the_logits() -> None:

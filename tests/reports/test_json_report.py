@@ -46,6 +46,8 @@ def test_keys_and_their_order() -> None:
         "compared": 237,
         "declared": 237,
         "inconclusive": 0,
+        "axes_tried": 11,
+        "axes_observable": 9,
         "sentence": synthetic.failing().sentence,
         "explanation": None,
     }

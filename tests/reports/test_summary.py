@@ -49,12 +49,23 @@ def test_shortlist_gives_each_stage_its_share() -> None:
     assert [node.stage for node in found] == ["exact"] * 4 + ["precision"] * 4
 
 
-def test_coverage_names_what_was_not_seen() -> None:
+def test_coverage_names_what_was_not_seen_and_why() -> None:
     report = synthetic.passing()
-    line = "nodes compared 237 of 237, axes observable 9 of 11; this run cannot see: final.softcap, block.rope.scaling"
-    assert summary.coverage(report) == line
-    assert summary.coverage(report, 1).endswith("final.softcap and 1 more")
-    assert summary.coverage(replace(report, axes=())) == "nodes compared 237 of 237, axes not tried"
+    cap = "final.softcap (no logit passes 30 on this prompt: a cap of 30 moves nothing)"
+    line = "nodes compared 237 of 237; 9 of 11 axes could have shown; blind to: "
+    scaling = "block.rope.scaling (the prompt ends at 640 of 32768 positions)"
+    assert summary.coverage(report) == summary.coverage(report, None) == f"{line}{cap}, {scaling}"
+    assert summary.coverage(report, 1) == f"{line}{cap} and 1 more"
+    assert summary.coverage(replace(report, axes=())) == "nodes compared 237 of 237; axes not tried"
+    assert summary.coverage(replace(report, axes=report.axes[:9])).endswith("9 of 9 axes could have shown")
+
+
+def test_axes_with_one_reason_share_it() -> None:
+    axes = synthetic.passing().axes
+    alike = [replace(axes[-1], path=path, reason="float32 rounds alike") for path in ("a", "b", "b")]
+    report = replace(synthetic.passing(), axes=(*alike[:1], *axes[-2:], *alike[1:]))
+    assert summary.blind_to(report).startswith("a, b (float32 rounds alike), final.softcap (no logit")
+    assert summary.blind_to(report, 2).endswith("moves nothing) and 3 more")
 
 
 def test_limits_fall_back_to_rho() -> None:

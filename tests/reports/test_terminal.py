@@ -1,13 +1,14 @@
 """The terminal: 80 columns, no colour, and the sentence last."""
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from porter.reports import render
-from porter.reports.terminal import MOST_OFFENDERS, render_timings
+from porter.reports.terminal import MOST_OFFENDERS, render_axes, render_timings
 from tests.reports import synthetic
 
 REPORTS = pytest.mark.parametrize("name", list(synthetic.ALL))
@@ -134,3 +135,29 @@ def test_timings_add_up() -> None:
     text = console.file.getvalue()
     assert "golden" in text and "36%" in text
     assert text.splitlines()[-1].split() == ["total", "49.8"]
+
+
+def axes_printed(report, width: int = 120) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    render_axes(report, console)
+    return console.file.getvalue().splitlines()
+
+
+def test_the_table_of_axes_has_the_blind_ones_first_with_the_reason() -> None:
+    lines = axes_printed(synthetic.passing())
+    assert re.split(r" {2,}", lines[0].strip()) == ["axis", "value → tried instead", "shows in, or why not"]
+    assert re.search(r"^final.softcap +null → 30 +not seen: no logit passes 30", lines[1]), lines[1]
+    act = next(line for line in lines if line.startswith("block.mlp.act"))
+    assert re.split(r" {2,}", act.strip()) == [
+        "block.mlp.act",
+        "gelu_tanh → gelu",
+        "semantics at layers.0.mlp.act",
+    ]
+    shown = [line.split()[0] for line in lines[1:] if line and line[0] != " "]
+    assert sorted(shown) == sorted(axis.path for axis in synthetic.passing().axes)
+
+
+def test_no_axes_are_said_to_be_none() -> None:
+    assert (
+        axes_printed(synthetic.inconclusive())[0] == "No axis was tried: this run cannot say what it could have seen."
+    )
