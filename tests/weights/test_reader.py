@@ -45,17 +45,22 @@ def test_a_tensor_is_rounded_once(llama, dtype: torch.dtype) -> None:
     assert found.dtype == dtype and torch.equal(found, load_file(folder / "model.safetensors")[Q_PROJ].to(dtype))
 
 
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf], ids=str)
-def test_values_that_are_not_finite_are_counted_and_placed(llama, value: float) -> None:
+def test_values_that_are_not_finite_are_counted_and_placed(llama, value: float, stored: torch.dtype) -> None:
     blueprint, folder = llama
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[Q_PROJ] = tensors[Q_PROJ].to(stored)
         tensors[Q_PROJ][:2, 5] = value
 
     change_tensors(folder, spoil)
     reader = open_weights(blueprint, folder)
     with pytest.raises(WeightError, match=rf"{Q_PROJ} \(layers.0.attn.q.weight\) holds 2 values .*, of 9,216"):
         reader.read("layers.0.attn.q.weight", torch.float32, CPU)
+    with pytest.raises(WeightError, match="holds 2 values"):
+        reader.check("layers.0.attn.q.weight")
+    reader.check("layers.1.attn.q.weight")
 
 
 def test_large_finite_values_are_no_error(llama) -> None:
