@@ -19,7 +19,7 @@ from porter.errors import ComparisonError
 from porter.models.matmul import quick_matmul
 from porter.references.float64 import Float64
 from porter.references.hollow import aligned, check_keys, open_hollow
-from porter.references.hooks import hooks_of_head, hooks_of_layer
+from porter.references.hooks import hooks_of_head, hooks_of_layer, modules_by_path
 from porter.references.quiet import quiet_transformers
 from porter.references.recording import RECORDING, hooked, uses_registry
 from porter.references.units import Loaded, Places, Weights, Widened, fill_on_demand
@@ -78,8 +78,9 @@ class HfReference:
         fill_on_demand(self.layers, places, self.weights)
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._ids_BT = torch.empty(1, 0, dtype=torch.long)
-        self._hooks = [hooks_of_layer(self.model, blueprint, i) for i in range(len(self.layers))]
-        self._head_hooks = hooks_of_head(self.model, blueprint)
+        modules = modules_by_path(self.model, blueprint)
+        self._hooks = [hooks_of_layer(modules, blueprint, i) for i in range(len(self.layers))]
+        self._head_hooks = hooks_of_head(modules, blueprint)
         self.records_attention = uses_registry(self.model)
         self._embedded = torch.empty(0)
         self._tuples = False

@@ -1,6 +1,6 @@
 """Where HF's modules show porter's nodes: derived from the weight rules, whose sources are the modules' paths."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from porter.specs.ledger import rule_for, without_prefix
 
 Record = Callable[[str, Tensor], None]
 Split = Callable[[Tensor], dict[str, Tensor]]
+Modules = Mapping[str, nn.Module]
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,26 @@ class Hook:
         return self.module.register_forward_hook(lambda _module, _args, out: note(out))
 
 
-def hooks_of_layer(model: nn.Module, blueprint: Blueprint, layer: int) -> list[Hook]:
+def modules_by_path(model: nn.Module, blueprint: Blueprint) -> Modules:
+    """HF's modules by their paths in the checkpoint, without the prefix that the checkpoint may lack."""
+    return {without_prefix(blueprint, path): module for path, module in model.named_modules()}
+
+
+def hooks_of_layer(modules: Modules, blueprint: Blueprint, layer: int) -> list[Hook]:
     """The hooks of one layer; nodes come without the prefix layers.{i}."""
-    found = dict(_modules(model, blueprint, layer))
-    return [Hook(found[name], of_input, split) for name, of_input, split in _plan(blueprint, layer) if name in found]
+    hooks = []
+    for name, of_input, split in _plan(blueprint, layer):
+        module = _find(modules, blueprint, f"layers.{layer}.{name}")
+        if module is not None:
+            hooks.append(Hook(module, of_input, split))
+    return hooks
 
 
-def hooks_of_head(model: nn.Module, blueprint: Blueprint) -> list[Hook]:
+def hooks_of_head(modules: Modules, blueprint: Blueprint) -> list[Hook]:
     """The hook on the final norm."""
     if not blueprint.final_norm:
         return []
-    module = _find(model, blueprint, "final_norm")
+    module = _find(modules, blueprint, "final_norm")
     return [] if module is None else [Hook(module, False, lambda value: {"final.norm": value})]
 
 
@@ -102,16 +112,8 @@ def _heads(name: str, blueprint: Blueprint) -> Split:
     return split
 
 
-def _modules(model: nn.Module, blueprint: Blueprint, layer: int) -> Iterator[tuple[str, nn.Module]]:
-    for name, _, _ in _plan(blueprint, layer):
-        module = _find(model, blueprint, f"layers.{layer}.{name}")
-        if module is not None:
-            yield name, module
-
-
-def _find(model: nn.Module, blueprint: Blueprint, name: str) -> nn.Module | None:
+def _find(modules: Modules, blueprint: Blueprint, name: str) -> nn.Module | None:
     """HF's module of that parameter, under any of its rule's names."""
     rule, prefix = rule_for(blueprint, name)
-    by_name = {without_prefix(blueprint, path): module for path, module in model.named_modules()}
     wanted = (without_prefix(blueprint, prefix + source) for source in rule.src)
-    return next((by_name[path] for path in wanted if path in by_name), None)
+    return next((modules[path] for path in wanted if path in modules), None)
