@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from porter.comparison.behaviour import stage
+from porter.comparison.behaviour import routes, stage
 from porter.comparison.behaviour.checks import judge_logits, judge_routes, worst_first
 from porter.comparison.behaviour.greedy import WORDS, judge_greedy
 from porter.comparison.behaviour.routes import LEAST_TOKENS, PADDING, Route, plan_routes
@@ -207,6 +207,17 @@ def test_a_large_model_and_one_without_room_write_nothing(monkeypatch) -> None:
     monkeypatch.setattr(stage, "WORDS", 1020)
     found = {check.name: check for check in run("gpt2", greedy=True)}
     assert found["greedy"].detail == "a position table of 1024 holds no 12 tokens and 1020 words"
+
+
+def test_a_large_model_is_decoded_through_all_layers_and_one_of_each_kind_takes_the_other_routes(monkeypatch) -> None:
+    monkeypatch.setattr(routes, "LARGE", 1000)
+    for family, layers, said in (("gemma2", 2, "2 layers, one of each kind"), ("llama", 1, "one layer, of their only")):
+        build = tiny(family)
+        plan = {route.name: route.layers for route in plan_routes(build.blueprint, range(200))}
+        assert plan.pop("whole") is plan.pop("decode") is None and {*plan.values()} == {layers}
+        found = {check.name: check for check in run(family)}
+        assert {check.status for check in found.values()} == {"PASS"}
+        assert f", through {said}" in found["packed"].detail and "through" not in found["decode"].detail
 
 
 def check(status: str, name: str = "decode", measured: float = 1.0) -> Behaviour:

@@ -73,10 +73,15 @@ def _token(found: Reading) -> str:
 
 
 def _said(name: str, routes: dict[str, Route], prompt: int) -> str:
-    """What the check compared, and with how much of the prompt."""
+    """What the check compared, with how much of the prompt, and through which layers if not all."""
     if name == CACHE:
         return "keys after rotary and values, as cached"
     route = routes[name]
+    layers = f"{route.layers} layers, one of each kind" if route.layers != 1 else "one layer, of their only kind"
+    return _fed(name, route, prompt) + (f", through {layers}" if route.layers is not None else "")
+
+
+def _fed(name: str, route: Route, prompt: int) -> str:
     tokens, first = route.ids_BS.shape[1], route.calls[0]
     of = f" of {prompt} tokens"
     if name == "decode":
@@ -84,8 +89,7 @@ def _said(name: str, routes: dict[str, Route], prompt: int) -> str:
     if name == "chunks":
         return f"{tokens}{of} in chunks of {', '.join(map(str, route.calls))}"
     if name == "window":
-        past = f"{first}{of} at once, {route.calls[1]} past the window of {tokens - PAST}, {DECODED} one at a time"
-        return past + (f", through {route.layers} layers, one of each kind" if route.layers else "")
+        return f"{first}{of} at once, {route.calls[1]} past the window of {tokens - PAST}, {DECODED} one at a time"
     if name.startswith("padding"):
         decoded = f", the last {DECODED} decoded" if route.cached else ""
         padded = int((route.documents_BS[1] < 0).sum()) if route.documents_BS is not None else 0

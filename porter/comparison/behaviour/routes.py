@@ -5,7 +5,7 @@ Golden takes the base `whole` alone: what rounding costs its tokens is the measu
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ DECODED = 3  # tokens fed one at a time
 PAST = 8  # tokens past the window
 PADDING = -1
 WHOLE = "whole"
+DECODE = frozenset({WHOLE, "decode"})
+LARGE = 1_000_000_000  # parameters past which the other routes take one layer of each kind: the rest are alike
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,22 @@ class Route:
 
 
 def plan_routes(blueprint: Blueprint, ids: Sequence[int]) -> list[Route]:
-    """The routes of a prompt of LEAST_TOKENS or more."""
-    text_S = torch.tensor(ids)[:TOKENS]
-    return [*_short_routes(text_S), *_window_routes(blueprint, torch.tensor(ids))]
+    """The routes of a prompt of LEAST_TOKENS or more; of a large model, all layers are decoded alone."""
+    short = _short_routes(torch.tensor(ids)[:TOKENS])
+    if blueprint.num_parameters > LARGE:
+        layers = one_of_each_kind(blueprint)
+        short = [route if route.name in DECODE else replace(route, layers=layers) for route in short]
+    return [*short, *_window_routes(blueprint, torch.tensor(ids))]
 
 
 def decode_routes(ids: Sequence[int]) -> list[Route]:
     """The base and the decoded route alone."""
-    return [route for route in _short_routes(torch.tensor(ids)[:TOKENS]) if route.name in {WHOLE, "decode"}]
+    return [route for route in _short_routes(torch.tensor(ids)[:TOKENS]) if route.name in DECODE]
+
+
+def one_of_each_kind(blueprint: Blueprint) -> int:
+    """So many layers, from the first on, hold one of each kind."""
+    return max(first_of_each_kind(blueprint)) + 1
 
 
 def _short_routes(text_S: Tensor) -> list[Route]:
@@ -117,7 +127,7 @@ def _window_routes(blueprint: Blueprint, text_S: Tensor) -> list[Route]:
     window = widest_window(blueprint, len(text_S))
     if window is None:
         return []
-    T, layers = window + PAST, max(first_of_each_kind(blueprint)) + 1
+    T, layers = window + PAST, one_of_each_kind(blueprint)
     across = PAST + 2 - DECODED
     calls = (window - 2, across, *[1] * DECODED)
     row_1S = text_S[None, :T]
