@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from porter.comparison.report import Local, NodeDiff, NodeKind, Propagated, StageName, Worst
+from porter.comparison.report import GRADIENT, Local, NodeDiff, NodeKind, Propagated, StageName, Worst
 from porter.comparison.verdicts import FLOORS, judge
 
 GAUGES = frozenset(
@@ -18,11 +18,13 @@ _TRIM = 1e-3  # share of channels left out of `trimmed`
 class Tally:
     """Sums over one node; `add` takes it whole, or a chunk of tokens at a time.
 
-    Tensors are [B, T, ...] or [B, T, D]; tokens of all samples count alike.
+    Tensors are [B, T, ...] or [B, T, D]; tokens of all samples count alike. A token's error is relative to that token,
+    or `of_node` to the mean token, where the value of a token may be zero but for rounding; and that of the node to no
+    less than the norm `least`, for the same reason.
     """
 
-    def __init__(self, name: str, stage: StageName, dtype: str) -> None:
-        self.name, self.stage, self.dtype = name, stage, dtype
+    def __init__(self, name: str, stage: StageName, dtype: str, *, of_node: bool = False, least: float = 0.0) -> None:
+        self.name, self.stage, self.dtype, self.of_node, self.least = name, stage, dtype, of_node, least
         self.shape: tuple[int, ...] = ()
         self.exact: bool | None = None
         self.worst: Worst | None = None
@@ -90,9 +92,11 @@ class Tally:
         """The node's errors; tokens only where a report draws them."""
         port_N, reference_N, golden_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
         floor = FLOORS[self.dtype]
-        e_port, e_ref = (_ratio(float(part.sum()), float(golden_N.sum())) for part in (port_N, reference_N))
+        size = max(float(golden_N.sum()), self.least**2)
+        e_port, e_ref = (_ratio(float(part.sum()), size) for part in (port_N, reference_N))
         least = torch.finfo(torch.float64).tiny
-        port_rel_N, reference_rel_N = ((part / golden_N.clamp_min(least)).sqrt() for part in (port_N, reference_N))
+        size_N = (torch.tensor(size / len(golden_N)) if self.of_node else golden_N).clamp_min(least)
+        port_rel_N, reference_rel_N = ((part / size_N).sqrt() for part in (port_N, reference_N))
         scale = max(float(reference_rel_N.max()), floor)
         tokens = tuple(round(value, 4) for value in (port_rel_N / scale).tolist()) if keep_tokens else ()
         at = torch.cat(self._at)
@@ -108,7 +112,8 @@ class Tally:
 
     def finish(self, propagated: Propagated | None = None) -> NodeDiff:
         """The node's record, judged."""
-        node = self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
+        place = self.name.removeprefix(GRADIENT)
+        node = place.split(".", 2)[2] if place.startswith("layers.") else place
         kind: NodeKind = "gauge" if node in GAUGES else "observable"
         local = self.local(keep_tokens=node == "resid_post")
         nonfinite = (self.nonfinite[0], self.nonfinite[1])

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
-StageName = Literal["preflight", "exact", "semantics", "precision", "behaviour"]
+StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
 NodeKind = Literal["observable", "gauge"]
 SCHEMA = "porter.diff/1"
+GRADIENT = "grad:"  # in front of a node's or parameter's name
 SAFE_MARGIN = 4.0  # floors: past this margin rounding alone does not flip an argmax
 
 
@@ -67,7 +68,8 @@ class NodeDiff:
     """One node in one stage.
 
     Attributes:
-        name: layers.3.attn.ctx, embed.out, final.norm, logits.
+        name: layers.3.attn.ctx, embed.out, final.norm, logits; grad:layers.3.attn.ctx, grad:layers.3.attn.q.weight for
+            gradients, whose tokens are rows where they are a parameter's.
         exact: the executor's bits equal the reference's on the same input; None when not compared.
         bias: mean(port − golden) / rms(port − golden).
         trimmed: e_port without the 0.1 % largest channels.
@@ -98,13 +100,23 @@ class NodeDiff:
     @property
     def layer(self) -> int | None:
         """3 for layers.3.attn.ctx, else None."""
-        parts = self.name.split(".")
+        parts = self.place.split(".")
         return int(parts[1]) if parts[0] == "layers" else None
 
     @property
     def node(self) -> str:
         """attn.ctx for layers.3.attn.ctx; the name itself outside layers."""
-        return self.name.split(".", 2)[2] if self.name.startswith("layers.") else self.name
+        return self.place.split(".", 2)[2] if self.place.startswith("layers.") else self.place
+
+    @property
+    def place(self) -> str:
+        """Of a gradient, what it is the gradient of; else the name."""
+        return self.name.removeprefix(GRADIENT)
+
+    @property
+    def is_parameter(self) -> bool:
+        """A gradient of a parameter."""
+        return self.name.startswith(GRADIENT) and self.name.partition("#")[0].endswith((".weight", ".bias"))
 
 
 @dataclass(frozen=True)

@@ -158,7 +158,7 @@ def _compare_layer(
 def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, run: StageRun) -> None:
     """final.norm and logits at evenly spaced tokens; no token of the head sees another."""
     given = states.golden.to(lanes.port.dtype)
-    at = _looked_at(lanes.dims, given.shape[1])
+    at = looked_at(lanes.dims, given.shape[1])
     golden = lanes.golden.head(given[:, at].to(lanes.golden.dtype))
     # Both inputs at once, as a batch: the head is read once for the two.
     reference_sides = _halves(lanes.reference.head(torch.cat((given, states.reference))[:, at]))
@@ -187,7 +187,7 @@ def _halves(nodes: Nodes) -> tuple[Nodes, Nodes]:
     return {name: value[:1] for name, value in nodes.items()}, {name: value[1:] for name, value in nodes.items()}
 
 
-def _looked_at(dims: Dims, length: int) -> Tensor:
+def looked_at(dims: Dims, length: int) -> Tensor:
     """Token indices, evenly spaced over the prompt, the last token among them."""
     count = min(length, max(1, _LOGIT_ELEMENTS // dims.vocab))
     return (length - 1 - (torch.arange(count) * length) // count).flip(0)

@@ -16,6 +16,7 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
         "bfloat16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
         "float16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
     },
+    "gradients": {dtype: {"rho_grad": (2.0, 4.0)} for dtype in ("float32", "bfloat16", "float16")},
 }
 # route: how far a way through the model is from one forward pass, over what rounding explains. kl: KL(reference‖port)
 # over KL(golden‖reference), which is 2 for a port that rounds as much as the reference, elsewhere. Of clean ports the
@@ -27,7 +28,8 @@ BEHAVIOUR: dict[str, dict[str, tuple[float, float]]] = {
 }
 # The least error that counts: 4 units of float32; one round-to-nearest store of bfloat16 or float16 (0.425 u, RMS).
 FLOORS = {"float32": 4 * 2.0**-24, "bfloat16": 0.425 * 2.0**-8, "float16": 0.425 * 2.0**-11}
-SYMBOLS = {"rho": "ρ", "rho_tok": "ρ_tok"}
+SYMBOLS = {"rho": "ρ", "rho_tok": "ρ_tok", "rho_grad": "ρ"}
+FIELDS = {"rho_grad": "rho"}  # of Local, for metrics that are not called as it is
 UNDECIDABLE = 0.1  # past this e_ref the reference itself is too far from golden to judge a port
 
 EXIT = {"PASS": 0, "WARN": 0, "FAIL": 1, "INCONCLUSIVE": 4, "NOT_COMPARED": 4}
@@ -72,7 +74,7 @@ def judge(
         return "INCONCLUSIVE", f"the reference itself is {local.e_ref:.0%} from golden"
     worst: tuple[Verdict, str] = ("PASS", "")
     for metric, (good, bad) in limits.items():
-        value = getattr(local, metric)
+        value = getattr(local, FIELDS.get(metric, metric))
         if not value <= bad:
             worst = ("FAIL", f"{SYMBOLS[metric]} {value:.3g} > {bad:g}")
             break

@@ -44,8 +44,10 @@ class Attention(nn.Module):
         if spec.qk_norm and spec.qk_norm.when == "after_rope":
             q_BTHK, k_BTGK = self._normalize(q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2), tap)
             q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
-        tap("attn.q_rope", q_BHTK.transpose(1, 2))
-        tap("attn.k_rope", k_BGTK.transpose(1, 2))
+        q_BTHK, k_BTGK = q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2)
+        tap("attn.q_rope", q_BTHK)
+        tap("attn.k_rope", k_BTGK)
+        q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)  # what was tapped has the gradient
         if cache is not None:
             k_BGTK, v_BGTK = cache.update(k_BGTK, v_BGTK)
         ctx_BTHK = self._attend(q_BHTK, k_BGTK, v_BGTK, positions)

@@ -79,8 +79,8 @@ class HfReference:
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
         self._ids_BT = torch.empty(1, 0, dtype=torch.long)
         modules = modules_by_path(self.model, blueprint)
-        self._hooks = [hooks_of_layer(modules, blueprint, i) for i in range(len(self.layers))]
-        self._head_hooks = hooks_of_head(modules, blueprint)
+        self.hooks = [hooks_of_layer(modules, blueprint, i) for i in range(len(self.layers))]
+        self.head_hooks = hooks_of_head(modules, blueprint)
         self.records_attention = uses_registry(self.model)
         self._embedded = torch.empty(0)
         self._tuples = False
@@ -93,15 +93,21 @@ class HfReference:
     def start(self, ids_BT: Tensor) -> None:
         """Takes a prompt: records what HF passes to each of its layers for it."""
         self._ids_BT = ids_BT.to(self.device)
-        self._calls = []
+        with self.running():
+            self._embedded = self.call_embedding()
+
+    def call_embedding(self) -> Tensor:
+        """[B, T, D], what HF gives its first layer; called within `running`, and records what it passes to each."""
+        self._calls, given = [], []
 
         def note(_layer: int, x: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
             self._calls.append((args, kwargs))
-            self._embedded = x if len(self._calls) == 1 else self._embedded
+            given.append(x)
             return x
 
-        with self.running(), self.bypassed(note), self.headless():
+        with self.bypassed(note), self.headless():
             self.model(input_ids=self._ids_BT, use_cache=False)
+        return given[0]
 
     def embed(self) -> Nodes:
         """embed.out, [B, T, D]: what HF gives its first layer."""
@@ -110,24 +116,34 @@ class HfReference:
     def layer(self, index: int, x_BTD: Tensor) -> Nodes:
         """The nodes of one layer fed `x_BTD`: attn.norm … resid_post."""
         nodes: Nodes = {}
-        args, kwargs = self._calls[index]
-        with self.running(), hooked(self._hooks[index], nodes):
-            out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
-        nodes["resid_post"] = out[0] if isinstance(out, tuple) else out
+        with self.running(), hooked(self.hooks[index], nodes):
+            nodes["resid_post"] = self.call_layer(index, x_BTD)
         return nodes
+
+    def call_layer(self, index: int, x_BTD: Tensor) -> Tensor:
+        """[B, T, D], the output of one layer, given what HF passes it for the prompt; called within `running`."""
+        args, kwargs = self._calls[index]
+        out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
+        found: Tensor = out[0] if isinstance(out, tuple) else out
+        return found
 
     def head(self, x_BTD: Tensor) -> Nodes:
         """final.norm and logits [B, t, V] of any t positions of the last layer's output."""
         nodes: Nodes = {}
-        x_BTD = x_BTD.to(self.device)
+        with self.running(), hooked(self.head_hooks, nodes):
+            nodes["logits"] = self.call_head(x_BTD.to(self.device))
+        return nodes
+
+    def call_head(self, x_BTD: Tensor) -> Tensor:
+        """[B, t, V], what HF's forward makes of the last layer's output; called within `running`."""
 
         def give(_layer: int, _x: Tensor, _args: Any, _kwargs: Any) -> Tensor:
             return x_BTD
 
         ids_Bt = self._ids_BT[:1, : x_BTD.shape[1]].expand(x_BTD.shape[0], -1)
-        with self.running(), self.bypassed(give), hooked(self._head_hooks, nodes):
-            nodes["logits"] = self.model(input_ids=ids_Bt, use_cache=False).logits
-        return nodes
+        with self.bypassed(give):
+            logits: Tensor = self.model(input_ids=ids_Bt, use_cache=False).logits
+        return logits
 
     def release(self) -> None:
         """Lets go of the weights that are held, and of what is shared with others."""

@@ -44,6 +44,16 @@ class Slot:
         is_buffer = self.attribute in self.module._buffers
         setattr(self.module, self.attribute, value if is_buffer else nn.Parameter(value, requires_grad=False))
 
+    def fill_tracked(self, value: Tensor) -> nn.Parameter:
+        """Puts a tensor there as a parameter with a gradient; it is not copied."""
+        parameter = nn.Parameter(value)
+        setattr(self.module, self.attribute, parameter)
+        return parameter
+
+    @property
+    def is_parameter(self) -> bool:
+        return self.attribute in self.module._parameters
+
     def clear(self) -> None:
         setattr(self.module, self.attribute, self.empty)
 

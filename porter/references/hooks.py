@@ -11,8 +11,8 @@ from porter.models.attention import split_qkv
 from porter.specs.blueprint import Blueprint, norms, projections
 from porter.specs.ledger import rule_for, without_prefix
 
-Record = Callable[[str, Tensor], None]
 Split = Callable[[Tensor], dict[str, Tensor]]
+Note = Callable[[Tensor, Split], None]  # (a tensor that the model computes with, the nodes that it is)
 Modules = Mapping[str, nn.Module]
 
 
@@ -24,14 +24,13 @@ class Hook:
     of_input: bool
     split: Split
 
-    def attach(self, record: Record) -> RemovableHandle:
-        def note(value: Any) -> None:
-            for name, node in self.split(value[0] if isinstance(value, tuple) else value).items():
-                record(name, node)
+    def attach(self, note: Note) -> RemovableHandle:
+        def see(value: Any) -> None:
+            note(value[0] if isinstance(value, tuple) else value, self.split)
 
         if self.of_input:
-            return self.module.register_forward_pre_hook(lambda _module, args: note(args))
-        return self.module.register_forward_hook(lambda _module, _args, out: note(out))
+            return self.module.register_forward_pre_hook(lambda _module, args: see(args))
+        return self.module.register_forward_hook(lambda _module, _args, out: see(out))
 
 
 def modules_by_path(model: nn.Module, blueprint: Blueprint) -> Modules:

@@ -1,7 +1,7 @@
 """HF's eager attention, registered a second time so that it notes the queries and keys it is given."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -10,21 +10,21 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from porter.references.hooks import Hook
+from porter.references.hooks import Hook, Note, Split
 
 RECORDING = "porter_eager"
 
-_RECORD: ContextVar[Callable[[str, Tensor], None] | None] = ContextVar("record", default=None)
+_NOTE: ContextVar[Note | None] = ContextVar("note", default=None)
 
 
 def _recording_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """The model's own eager attention, noting the queries and keys it is given ([B, heads, T, K])."""
-    record = _RECORD.get()
-    if record is not None:
-        record("attn.q_rope", query.transpose(1, 2))
-        record("attn.k_rope", key.transpose(1, 2))
+    note = _NOTE.get()
+    if note is not None:
+        note(query, lambda value: {"attn.q_rope": value.transpose(1, 2)})
+        note(key, lambda value: {"attn.k_rope": value.transpose(1, 2)})
     own = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     return own(module, query, key, value, *args, **kwargs)
 
@@ -42,14 +42,21 @@ def uses_registry(model: nn.Module) -> bool:
 def hooked(hooks: list[Hook], nodes: dict[str, Tensor]) -> Iterator[None]:
     """Within it, HF's modules note their inputs and outputs in `nodes`."""
 
-    def record(name: str, value: Tensor) -> None:
-        nodes[name] = value
+    def record(value: Tensor, split: Split) -> None:
+        nodes.update(split(value))
 
-    token = _RECORD.set(record)
-    handles = [hook.attach(record) for hook in hooks]
+    with noted(hooks, record):
+        yield
+
+
+@contextmanager
+def noted(hooks: list[Hook], note: Note) -> Iterator[None]:
+    """Within it, `note` is told the tensors that HF's modules compute with, before they are split into nodes."""
+    token = _NOTE.set(note)
+    handles = [hook.attach(note) for hook in hooks]
     try:
         yield
     finally:
-        _RECORD.reset(token)
+        _NOTE.reset(token)
         for handle in handles:
             handle.remove()

@@ -4,7 +4,9 @@ HF's own forward asks for them: each layer, the embedding and the head run as th
 they run. So a call of one layer, or of the whole model, holds one layer in memory.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from types import MethodType
 from typing import Any, Protocol
 
 import torch
@@ -13,22 +15,6 @@ from torch import Tensor, nn
 from porter.references.deferred import Source
 from porter.references.hollow import Slot
 from porter.weights.reader import SharedTensors, chunk_rows, read_chunks, read_rows
-
-
-class Weights(Protocol):
-    """Where a model's slots are filled from."""
-
-    def hold(self, layer: int) -> None:
-        """Makes a layer ready to run."""
-
-    def release(self) -> None:
-        """Lets go of the layer that is held."""
-
-    def rows(self, rows_N: Tensor) -> Tensor:
-        """[N, D]: rows of the embedding."""
-
-    def chunks(self) -> Iterator[dict[str, Tensor]]:
-        """The head's weight [v, D], and bias [v] where it has one, a chunk of the vocabulary at a time."""
 
 
 class Places:
@@ -51,6 +37,27 @@ class Places:
                 self.out[slot.attribute] = slot
             else:
                 self.rest.append(slot)
+
+
+class Weights(Protocol):
+    """Where a model's slots are filled from."""
+
+    places: Places
+
+    def hold(self, layer: int) -> None:
+        """Makes a layer ready to run."""
+
+    def release(self) -> None:
+        """Lets go of the layer that is held."""
+
+    def tracked(self, slots: Sequence[Slot]) -> AbstractContextManager[list[nn.Parameter]]:
+        """Within it, slots of the layer that is held, or of `rest`, have the parameters it gives, with gradients."""
+
+    def rows(self, rows_N: Tensor) -> Tensor:
+        """[N, D]: rows of the embedding."""
+
+    def chunks(self) -> Iterator[dict[str, Tensor]]:
+        """The head's weight [v, D], and bias [v] where it has one, a chunk of the vocabulary at a time."""
 
 
 class Loaded:
@@ -76,6 +83,15 @@ class Loaded:
             for slot in self.places.layers[self._held]:
                 slot.clear()
         self._held = None
+
+    @contextmanager
+    def tracked(self, slots: Sequence[Slot]) -> Iterator[list[nn.Parameter]]:
+        before = [slot.value for slot in slots]
+        try:
+            yield [slot.fill_tracked(slot.value.detach()) for slot in slots]
+        finally:
+            for slot, value in zip(slots, before, strict=True):
+                slot.fill(value)
 
     def rows(self, rows_N: Tensor) -> Tensor:
         (slot,) = self.places.embed
@@ -105,19 +121,32 @@ class Widened:
         self.places, self.narrow = places, narrow
         mine = [slot for slots in (*places.layers, places.rest) for slot in slots]
         theirs = [slot for slots in (*narrow.places.layers, narrow.places.rest) for slot in slots]
-        by_module: dict[nn.Module, list[tuple[Slot, Slot]]] = {}
-        for wide, source in zip(mine, theirs, strict=True):
-            assert wide.name == source.name
-            by_module.setdefault(wide.module, []).append((wide, source))
-        for module, pairs in by_module.items():
-            module.register_forward_pre_hook(_widen(pairs))
-            module.register_forward_hook(_clear(pairs), always_call=True)
+        self._narrow: dict[str, Slot] = {slot.name: slot for slot in theirs}
+        self._tracked: set[nn.Module] = set()  # what fills them keeps them
+        by_module: dict[nn.Module, list[Slot]] = {}
+        for wide in mine:
+            by_module.setdefault(wide.module, []).append(wide)
+        for module, slots in by_module.items():
+            module.register_forward_pre_hook(self._widen(slots))
+            module.register_forward_hook(self._clear(slots), always_call=True)
 
     def hold(self, layer: int) -> None:
         self.narrow.hold(layer)
 
     def release(self) -> None:
         self.narrow.release()
+
+    @contextmanager
+    def tracked(self, slots: Sequence[Slot]) -> Iterator[list[nn.Parameter]]:
+        try:
+            with torch._C.DisableTorchFunction():
+                found = [slot.fill_tracked(self._narrow[slot.name].value.double()) for slot in slots]
+            self._tracked = {slot.module for slot in slots}
+            yield found
+        finally:
+            self._tracked = set()
+            for slot in slots:
+                slot.clear()
 
     def rows(self, rows_N: Tensor) -> Tensor:
         return self.narrow.rows(rows_N).double()
@@ -126,28 +155,28 @@ class Widened:
         for chunk in self.narrow.chunks():
             yield {name: value.double() for name, value in chunk.items()}
 
+    def _widen(self, slots: list[Slot]) -> Callable[..., None]:
+        def fill(module: nn.Module, _args: Any) -> None:
+            if module not in self._tracked:
+                for slot in slots:
+                    slot.fill(self._narrow[slot.name].value.double())
 
-def _widen(pairs: list[tuple[Slot, Slot]]) -> Callable[..., None]:
-    def fill(_module: nn.Module, _args: Any) -> None:
-        for wide, source in pairs:
-            wide.fill(source.value.double())
+        return fill
 
-    return fill
+    def _clear(self, slots: list[Slot]) -> Callable[..., None]:
+        def clear(module: nn.Module, _args: Any, _out: Any) -> None:
+            if module not in self._tracked:
+                for slot in slots:
+                    slot.clear()
 
-
-def _clear(pairs: list[tuple[Slot, Slot]]) -> Callable[..., None]:
-    def clear(_module: nn.Module, _args: Any, _out: Any) -> None:
-        for wide, _ in pairs:
-            wide.clear()
-
-    return clear
+        return clear
 
 
 def fill_on_demand(layers: nn.ModuleList, places: Places, weights: Weights) -> None:
     """Makes every layer, the embedding and the head take their weights when HF's forward calls them."""
     for index, layer in enumerate(layers):
         layer.forward = _layer_forward(index, layer.forward, weights)
-    places.embedding.forward = _embedding_forward(places.embedding, places.embed[0], weights)
+    places.embedding.forward = embedding_forward(places.embedding, places.embed[0], weights, places.embed[0].fill)
     places.head.forward = _head_forward(places.head, places.out, weights)
 
 
@@ -160,8 +189,11 @@ def _layer_forward(index: int, original: Callable[..., Any], weights: Weights) -
     return forward
 
 
-def _embedding_forward(module: nn.Module, slot: Slot, weights: Weights) -> Callable[..., Any]:
-    original: Callable[..., Any] = module.forward
+def embedding_forward(
+    module: nn.Module, slot: Slot, weights: Weights, fill: Callable[[Tensor], object]
+) -> Callable[..., Any]:
+    """HF's own forward on the rows that the ids need, which `fill` puts into the slot."""
+    original: Callable[..., Any] = MethodType(type(module).forward, module)
     table: Any = module
 
     def forward(ids: Tensor) -> Any:
@@ -169,7 +201,7 @@ def _embedding_forward(module: nn.Module, slot: Slot, weights: Weights) -> Calla
         padding, table.padding_idx = table.padding_idx, None  # matters to gradients alone, and must be a row
         try:
             with torch._C.DisableTorchFunction():
-                slot.fill(weights.rows(rows_N))
+                fill(weights.rows(rows_N))
             return original(at)
         finally:
             slot.clear()
@@ -182,19 +214,23 @@ def _head_forward(module: nn.Module, slots: dict[str, Slot], weights: Weights) -
     original: Callable[..., Any] = module.forward
 
     def forward(x: Tensor) -> Tensor:
-        parts: list[Tensor] = []
-        try:
-            chunks = weights.chunks()
-            while True:
-                with torch._C.DisableTorchFunction():
-                    chunk = next(chunks, None)
-                if chunk is None:
-                    return torch.cat(parts, dim=-1)
-                for name, value in chunk.items():
-                    slots[name].fill(value)
-                parts.append(original(x))
-        finally:
-            for slot in slots.values():
-                slot.clear()
+        return torch.cat([original(x) for _ in fill_chunks(slots, weights)], dim=-1)
 
     return forward
+
+
+def fill_chunks(slots: dict[str, Slot], weights: Weights) -> Iterator[None]:
+    """Fills the head with a chunk of the vocabulary after another."""
+    try:
+        chunks = weights.chunks()
+        while True:
+            with torch._C.DisableTorchFunction():
+                chunk = next(chunks, None)
+            if chunk is None:
+                return
+            for name, value in chunk.items():
+                slots[name].fill(value)
+            yield
+    finally:
+        for slot in slots.values():
+            slot.clear()

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from porter.comparison.report import DiffReport, NodeDiff, Stage
 from porter.comparison.sentence import sentence
-from porter.comparison.verdicts import SYMBOLS, Limits, conclude, judge, summarize
+from porter.comparison.verdicts import FIELDS, SYMBOLS, Limits, conclude, judge, summarize
 from porter.errors import UsageError, closest
 
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 EDGES = ("warn", "fail")
-JUDGED = ("semantics", "precision")  # the stages whose verdicts are made from ρ; others stand as they are
+JUDGED = ("semantics", "precision", "gradients")  # the stages whose verdicts are made from ρ; others stand as they are
 
 
 def recheck(report: DiffReport, thresholds: Iterable[str]) -> DiffReport:
@@ -86,7 +86,13 @@ def _number(text: str, value: str) -> float:
 def _judged(node: NodeDiff, limits: Mapping[str, Limits]) -> NodeDiff:
     if node.local is None or node.status == "NOT_COMPARED" or node.stage not in JUDGED or node.dtype not in limits:
         return node
-    own = {metric: pair for metric, pair in limits[node.dtype].items() if metric in SYMBOLS}
+    own = {
+        metric: pair
+        for metric, pair in limits[node.dtype].items()
+        if metric in SYMBOLS and (metric in FIELDS) == (node.stage == "gradients")
+    }
+    if not own:  # a report of an earlier porter has no limits of gradients
+        return node
     status, reason = judge(node.stage, node.dtype, node.kind, node.local, node.nonfinite, own)
     return replace(node, status=status, reason=reason)
 

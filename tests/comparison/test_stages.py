@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter.comparison.stages import Lanes, Selection, _looked_at, run_stage
+from porter.comparison.stages import Lanes, Selection, looked_at, run_stage
 from tests.models.tiny import tiny
 
 DIMS = tiny("gemma").blueprint.dims  # 3 layers, vocabulary 512
@@ -104,5 +104,5 @@ def test_inputs_are_kept_for_the_layers_asked_for_and_the_head() -> None:
     ("vocab", "length", "wanted"),
     [(512, 5, [0, 1, 2, 3, 4]), (2**22, 8, [1, 3, 5, 7]), (2**23, 9, [4, 8]), (2**24, 9, [8]), (2**26, 3, [2])],
 )
-def test_logits_are_looked_at_evenly_spaced_tokens_the_last_among_them(vocab: int, length: int, wanted: list) -> None:
-    assert _looked_at(DIMS.model_copy(update={"vocab": vocab}), length).tolist() == wanted
+def test_logits_arelooked_at_evenly_spaced_tokens_the_last_among_them(vocab: int, length: int, wanted: list) -> None:
+    assert looked_at(DIMS.model_copy(update={"vocab": vocab}), length).tolist() == wanted

@@ -1,0 +1,93 @@
+"""One gradient of three sides, judged; a parameter's a block of rows at a time."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from porter.comparison.measure import GAUGES, Tally
+from porter.comparison.report import GRADIENT, NodeDiff, NodeKind, StageName, Verdict
+
+STAGE: StageName = "gradients"
+_ELEMENTS = 2**22  # of a parameter that are measured at once: 32 MiB in float64
+
+
+class ParameterTally:
+    """A parameter's gradient, as stored; `add` takes it whole, or a chunk of rows at a time."""
+
+    def __init__(self, name: str, dtype: str, least: float = 0.0) -> None:
+        self.tally = Tally(GRADIENT + name, STAGE, dtype, of_node=True, least=least)
+        self.length, self.rest = 0, torch.Size()
+
+    def add(self, port: Tensor, reference: Tensor, golden: Tensor, rows_N: Tensor | None = None) -> None:
+        """Adds a chunk; rows_N: which rows these are, if they do not follow those before."""
+        count = len(port) if port.ndim > 1 else 1
+        if rows_N is None:
+            rows_N = torch.arange(self.length, self.length + count)
+        self.length, self.rest = self.length + len(port), port.shape[1:]
+        sides = [side.reshape(1, count, -1) for side in (port, reference, golden)]
+        step = max(1, _ELEMENTS // sides[0].shape[2])
+        for start in range(0, count, step):
+            rows = slice(start, start + step)
+            self.tally.add(sides[0][:, rows], sides[1][:, rows], sides[2][:, rows], None, rows_N[rows])
+
+    def finish(self) -> NodeDiff:
+        node = self.tally.finish()
+        worst = node.worst and replace(node.worst, at=node.worst.at[-1 - len(self.rest) :])
+        return replace(node, shape=(self.length, *self.rest), worst=worst)
+
+
+def measure_node(
+    name: str, dtype: str, port: Tensor | None, reference: Tensor | None, golden: Tensor | None
+) -> NodeDiff:
+    """The gradient of a node, [B, T, ...]."""
+    if port is None or reference is None or golden is None:
+        return _one_sided(name, dtype, port, reference)
+    tally = Tally(GRADIENT + name, STAGE, dtype, of_node=True)
+    tally.add(port, reference, golden, None)
+    return tally.finish()
+
+
+def measure_parameter(
+    name: str,
+    dtype: str,
+    port: Tensor | None,
+    reference: Tensor | None,
+    golden: Tensor | None,
+    *,
+    rows_N: Tensor | None = None,
+    least: float = 0.0,
+) -> NodeDiff:
+    """The gradient of a parameter, of any shape.
+
+    Args:
+        rows_N: which rows of it these are; None: all.
+        least: errors are relative to no smaller norm than this one.
+    """
+    if port is None or reference is None or golden is None:
+        return _one_sided(name, dtype, port, reference)
+    tally = ParameterTally(name, dtype, least)
+    tally.add(port, reference, golden, rows_N)
+    return tally.finish()
+
+
+def not_compared(name: str, dtype: str, value: Tensor | None, why: str) -> NodeDiff:
+    """A gradient that the reference does not show."""
+    return _record(name, dtype, value, "NOT_COMPARED", why)
+
+
+def _one_sided(name: str, dtype: str, port: Tensor | None, reference: Tensor | None) -> NodeDiff:
+    """No gradient on a side: as good as zeros, and a fault where the other side has more."""
+    held = reference if port is None else port
+    if held is None or not bool(held.any()):
+        return _record(name, dtype, held, "PASS", "no gradient on either side")
+    with_it, without = ("reference", "port") if port is None else ("port", "reference")
+    return _record(name, dtype, held, "FAIL", f"no gradient in the {without}, one in the {with_it}")
+
+
+def _record(name: str, dtype: str, value: Tensor | None, status: Verdict, reason: str) -> NodeDiff:
+    node = name.split(".", 2)[2] if name.startswith("layers.") else name
+    kind: NodeKind = "gauge" if node in GAUGES else "observable"
+    status = "WARN" if status == "FAIL" and kind == "gauge" else status
+    shape = () if value is None else tuple(value.shape)
+    return NodeDiff(GRADIENT + name, kind, STAGE, dtype, shape, status, reason)
