@@ -11,19 +11,17 @@ import click
 from porter.cli.memory import keep_freed_memory
 from porter.cli.options import build_options
 
+PLACE = click.Path(path_type=Path)
+
 
 @click.command()
 @click.argument("model", required=False)
 @build_options
 @click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="A text file, or .jsonl with a prompt a line.")
+@click.option("--prompts", type=PLACE, help="A text file, or .jsonl with a prompt a line.")
 @click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    default=Path("diff_reports"),
-    show_default=True,
-    help="Folder the report is written to.",
+    "--out", type=PLACE, default=Path("diff_reports"), show_default=True, help="Folder the report is written to."
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
@@ -31,6 +29,7 @@ from porter.cli.options import build_options
     "--stage", "stages", default="", metavar="LIST", help="Of semantics, precision, behaviour.  [default: all]"
 )
 @click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
+@click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there, and read them.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
@@ -45,6 +44,7 @@ def diff(
     fail_on: str,
     stages: str,
     axes: bool,
+    golden_cache: Path | None,
     timings: bool,
     **build_flags: object,
 ) -> None:
@@ -66,7 +66,7 @@ def diff(
     with stage_progress() as progress:
         report = compare(
             model, reference=reference, layers=layers, prompts=prompts, progress=progress,
-            fail_on=_names(fail_on), stages=_names(stages),
+            fail_on=_names(fail_on), stages=_names(stages), golden_cache=golden_cache,
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})

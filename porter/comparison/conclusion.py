@@ -32,6 +32,8 @@ class Findings:
     axes: list[Axis] = field(default_factory=list)
     behaviour: list[Behaviour] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
+    golden: Mapping[str, str | int] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 def make_report(
@@ -71,8 +73,10 @@ def make_report(
         environment=_environment(device, getattr(torch, build.dtype)),
         command=command or f"porter.diff({build.name!r})",
         timings_s={name: round(value, 3) for name, value in timings_s.items()},
+        warnings=tuple(found.notes),
         fail_on=tuple(fail_on),
         behaviour=tuple(found.behaviour),
+        golden=found.golden,
     )
     return replace(report, sentence=sentence(report))
 

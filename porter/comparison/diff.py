@@ -1,6 +1,5 @@
 """porter diff: a port and its reference on the same tokens, stage by stage."""
 
-import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,12 +11,14 @@ import torch
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
 from porter.comparison.behaviour.stage import run_behaviour
 from porter.comparison.behaviour.walk import Sides
+from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
 from porter.comparison.conclusion import Findings, make_report
-from porter.comparison.lanes import PortLane
+from porter.comparison.lanes import Lane, PortLane
+from porter.comparison.merge import merge_nodes
 from porter.comparison.observability import Captured, observe_axes
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.prompts import read_prompts
-from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName, Verdict
+from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
 from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact
 from porter.errors import UsageError, closest
@@ -26,7 +27,8 @@ from porter.models.choices import DEFAULT_DTYPE, pick_device, pick_ops
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
 from porter.models.records import read_build
-from porter.references.hf import HfReference
+from porter.references.golden_cache import GoldenCache, Units
+from porter.references.identity import reference_identity
 from porter.specs.axes import first_of_each_kind
 from porter.weights.reader import SharedTensors, WeightReader
 
@@ -44,6 +46,7 @@ class _Run:
     ops: OpsName
     selection: Selection
     stages: frozenset[str]
+    cache: GoldenCache | None
     reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
@@ -72,6 +75,7 @@ def diff(
     tokens: int | None = None,
     fail_on: Sequence[str] = (),
     stages: Sequence[str] = (),
+    golden_cache: Path | None = None,
     progress: Progress = lambda stage, unit: None,
     command: str = "",
 ) -> DiffReport:
@@ -85,6 +89,7 @@ def diff(
         prompt, prompts, tokens: see read_prompts.
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
         stages: semantics, precision (each with exact), behaviour; none: all.
+        golden_cache: a folder where golden and the reference are read from, and kept; None: they are run.
 
     Returns:
         The report; its exit_code is 0 for PASS and WARN, 1 for FAIL, 4 when nothing could be judged.
@@ -96,12 +101,13 @@ def diff(
         raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
     _check_words("--fail-on", fail_on, FAIL_ON)
     _check_words("--stage", stages, STAGES)
+    cache = None if golden_cache is None else GoldenCache(golden_cache)
     build = find_build(model, size, weights, overrides, dtype, ops, device)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
-    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, frozenset(stages or STAGES))
+    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, frozenset(stages or STAGES), cache)
     with run.timed("weights"):
         folder = build.checkpoint()
         run.reader = build.reader()
@@ -112,7 +118,13 @@ def diff(
         run.found.prompts = read_prompts(
             build.blueprint, tokenizer, given, prompts, build.tokens if tokens is None else tokens
         )
+    if cache is not None:
+        with run.timed("golden cache"):
+            cache.identify(reference_identity(folder, build.reference_blueprint, at, cache.checksums))
+            cache.check_room(_wanted(run, cache))
     _run_stages(run, folder, progress)
+    if cache is not None:
+        run.found.golden, run.found.notes = cache.describe(), cache.notes()
     if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
             run.found.axes = observe_axes(
@@ -181,48 +193,58 @@ def select_layers(text: str, num_layers: int) -> Selection:
     return Selection(frozenset(chosen), whole=False, first_bad=False)
 
 
+def _planned(run: _Run) -> list[tuple[StageName, str]]:
+    """The stages that compare nodes, with their dtypes."""
+    stages: list[tuple[StageName, str]] = [("semantics", "float32")]
+    return stages if run.build.dtype == "float32" else [*stages, ("precision", run.build.dtype)]
+
+
+def _wanted(run: _Run, cache: GoldenCache) -> Iterator[tuple[Units, str]]:
+    """What this run may ask the cache for."""
+    for stage, dtype in _planned(run):
+        for prompt in run.found.prompts if stage in run.stages else ():
+            ids_BT = torch.tensor([prompt.ids])
+            for side, unit in units_of_run(run.selection, run.build.blueprint.dims.layers):
+                yield cache.units(side, dtype, ids_BT), unit
+
+
 def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
     blueprint, found = run.build.reference_blueprint, run.found
-    stages: list[tuple[StageName, str]] = [("semantics", "float32")]
-    if run.build.dtype != "float32":
-        stages.append(("precision", run.build.dtype))
     behave = "behaviour" in run.stages and run.selection.whole and not run.selection.first_bad
-    for stage, dtype in stages:
+    for stage, dtype in _planned(run):
         if stage not in run.stages and not behave:
             continue
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
-            reader = replace(run.reader, shared=SharedTensors(run.reader.checkpoint))
-            reference = HfReference(blueprint, folder, kind, run.device, tensors=reader.shared)
-            golden = reference.golden_of(folder)
+            shared = SharedTensors(run.reader.checkpoint)
+            reader, models = replace(run.reader, shared=shared), Models(blueprint, folder, kind, run.device, shared)
+            golden, reference = reference_lanes(models, run.cache, dtype)
             lanes = _lanes(run, reader, golden, reference)
-        found.reference = reference.describe()
         if stage in run.stages:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
                 for index, prompt in enumerate(found.prompts):
-                    _merge(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
+                    merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
             found.nodes += nodes.values()
             found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
-            if run.selection.first_bad and found.stages[-1].status == "FAIL":
-                break
+        found.reference = reference.describe()
+        if run.selection.first_bad and found.stages and found.stages[-1].status == "FAIL":
+            break
         if behave:
             with run.timed("behaviour"):
-                _run_behaviour(run, dtype, reader, golden, reference, progress)
+                _run_behaviour(run, dtype, reader, models, progress)
     found.stages.sort(key=lambda each: _ORDER.index(each.name))
 
 
-def _run_behaviour(
-    run: _Run, dtype: str, reader: WeightReader, golden: HfReference, reference: HfReference, progress: Progress
-) -> None:
+def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models, progress: Progress) -> None:
     """The longest prompt on every path; the logits are judged that the stage before measured."""
-    port = PortRoutes(_decoder(run, reader, run.ops, reference.dtype), reference.dtype, run.device)
+    port = PortRoutes(_decoder(run, reader, run.ops, models.dtype), models.dtype, run.device)
     longest = _longest(run.found.prompts)
     logits = [each for each in run.found.logits if each.dtype == dtype]
+    sides = Sides(port, HfRoutes(models.reference), HfRoutes(models.golden))
     checks = run_behaviour(
-        run.build, run.ops, dtype, Sides(port, HfRoutes(reference), HfRoutes(golden)), longest.ids, logits,
-        advance=lambda unit: progress("behaviour", unit),
-    )  # fmt: skip
+        run.build, run.ops, dtype, sides, longest.ids, logits, advance=lambda unit: progress("behaviour", unit)
+    )
     run.found.behaviour += checks
     run.found.stages.append(summarize_behaviour(dtype, checks))
 
@@ -232,7 +254,7 @@ def _decoder(run: _Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) 
     return Decoder(blueprint, Streamed(blueprint, make_ops(ops), reader, dtype, run.device))
 
 
-def _lanes(run: _Run, reader: WeightReader, golden: HfReference, reference: HfReference) -> Lanes:
+def _lanes(run: _Run, reader: WeightReader, golden: Lane, reference: Lane) -> Lanes:
     def lane(ops: OpsName) -> PortLane:
         return PortLane(_decoder(run, reader, ops, reference.dtype), reference.dtype, run.device)
 
@@ -264,23 +286,3 @@ def _by(run: _Run) -> frozenset[str]:
     """What axes can be seen by: bits are compared in the port's dtype with precision, in float32 with semantics."""
     own = "semantics" if run.build.dtype == "float32" else "precision"
     return frozenset({"semantics"} & run.stages) | ({"exact"} if own in run.stages else set())
-
-
-def _merge(merged: dict[str, NodeDiff], found: StageRun, prompt: int) -> None:
-    """Keeps each node's worst prompt; a node is exact only if it was for every prompt."""
-    for node in found.nodes:
-        node = replace(node, prompt=prompt)
-        held = merged.get(node.name)
-        if held is None:
-            merged[node.name] = node
-            continue
-        exact = None if node.exact is None or held.exact is None else node.exact and held.exact
-        merged[node.name] = replace(max(held, node, key=_badness), exact=exact)
-
-
-_RANK: dict[Verdict, int] = {"PASS": 0, "NOT_COMPARED": 0, "WARN": 1, "INCONCLUSIVE": 1, "FAIL": 2}
-
-
-def _badness(node: NodeDiff) -> tuple[int, float]:
-    rho = node.local.rho if node.local else 0.0
-    return _RANK[node.status], rho if not math.isnan(rho) else math.inf

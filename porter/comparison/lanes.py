@@ -21,6 +21,10 @@ class Lane(Protocol):
     def start(self, ids_BT: Tensor) -> None: ...
     def embed(self) -> Nodes: ...
     def layer(self, index: int, x_BTD: Tensor) -> Nodes: ...
+
+    def output(self, index: int, x_BTD: Tensor) -> Tensor:
+        """The layer's resid_post alone."""
+
     def head(self, x_BTD: Tensor) -> Nodes: ...
 
     def release(self) -> None:
@@ -50,6 +54,9 @@ class PortLane:
         with quick_matmul(self.dtype, self.device):
             self.decoder.layer(index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__)
         return nodes
+
+    def output(self, index: int, x_BTD: Tensor) -> Tensor:
+        return self.layer(index, x_BTD)["resid_post"]
 
     @torch.no_grad()
     def head(self, x_BTD: Tensor) -> Nodes:

@@ -4,7 +4,7 @@ Errors are relative: e = ‖x − golden‖₂ / ‖golden‖₂. ρ = e_port / 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
@@ -290,6 +290,7 @@ class DiffReport:
     warnings: tuple[str, ...] = ()
     fail_on: tuple[str, ...] = ()  # what counted as divergence besides FAIL
     behaviour: tuple[Behaviour, ...] = ()
+    golden: Mapping[str, str | int] = field(default_factory=dict)  # the cache it came from; empty: it was run
 
     @property
     def compared(self) -> int:

@@ -136,8 +136,8 @@ def _compare_layer(
 ) -> _States:
     given = states.golden.to(lanes.port.dtype)
     golden = lanes.golden.layer(index, given.to(lanes.golden.dtype))
-    reference = lanes.reference.layer(index, states.reference)["resid_post"]
-    port = lanes.port.layer(index, states.port)["resid_post"]
+    reference = lanes.reference.output(index, states.reference)
+    port = lanes.port.output(index, states.port)
     after = _States(golden["resid_post"], reference, port)
     if index not in selection.layers:
         return after

@@ -61,11 +61,12 @@ def quick_matmul(dtype: torch.dtype, device: torch.device, *, keep: bool = False
 
 def needs_float32(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether products in `dtype` run on a CPU without units for it."""
-    return device.type == "cpu" and dtype in _UNITS and not _UNITS[dtype] & _cpu_flags()
+    return device.type == "cpu" and dtype in _UNITS and not _UNITS[dtype] & cpu_flags()
 
 
 @lru_cache(maxsize=1)
-def _cpu_flags() -> frozenset[str]:
+def cpu_flags() -> frozenset[str]:
+    """What this CPU can do, as Linux names it; empty where it cannot be told."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -120,6 +120,10 @@ class HfReference:
             nodes["resid_post"] = self.call_layer(index, x_BTD)
         return nodes
 
+    def output(self, index: int, x_BTD: Tensor) -> Tensor:
+        """resid_post alone, [B, T, D]: a layer on the way of the side's own hidden states."""
+        return self.layer(index, x_BTD)["resid_post"]
+
     def call_layer(self, index: int, x_BTD: Tensor) -> Tensor:
         """[B, T, D], the output of one layer, given what HF passes it for the prompt; called within `running`."""
         args, kwargs = self._calls[index]

@@ -1,5 +1,6 @@
 """Where HF's modules show porter's nodes: derived from the weight rules, whose sources are the modules' paths."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +55,13 @@ def hooks_of_head(modules: Modules, blueprint: Blueprint) -> list[Hook]:
         return []
     module = _find(modules, blueprint, "final_norm")
     return [] if module is None else [Hook(module, False, lambda value: {"final.norm": value})]
+
+
+def taps(blueprint: Blueprint) -> str:
+    """What the hooks depend on, as text: two blueprints with the same note the same tensors under the same names."""
+    plans = [[(name, of_input) for name, of_input, _ in _plan(blueprint, i)] for i in range(blueprint.dims.layers)]
+    rules = (blueprint.dims.model_dump(mode="json"), blueprint.weights.model_dump(mode="json"), blueprint.final_norm)
+    return json.dumps([plans, *rules], sort_keys=True)
 
 
 def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]:

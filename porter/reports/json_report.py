@@ -109,7 +109,7 @@ def _run_to_json(report: DiffReport) -> Json:
         "created": report.created,
         "port": {"spec": report.spec_hash, "overrides": list(report.overrides), **_side_to_json(report.port)},
         "reference": _side_to_json(report.reference),
-        "golden": {"dtype": "float64"},
+        "golden": {"dtype": "float64", **report.golden},
         "weights": report.weights,
         "num_layers": report.num_layers,
         "prompts": [

@@ -104,6 +104,7 @@ def _report_from_json(document: Mapping[str, Any]) -> DiffReport:
         warnings=tuple(document.get("warnings", ())),
         fail_on=tuple(run.get("fail_on", ())),
         behaviour=tuple(_known(Behaviour, each) for each in document.get("behaviour", ())),
+        golden={key: value for key, value in run.get("golden", {}).items() if key != "dtype"},
     )
 
 

@@ -22,6 +22,7 @@ NUMBER = {
     "description": "A number; JSON has none that is not finite, so these are strings.",
     "anyOf": [{"type": "number"}, {"enum": ["inf", "-inf", "nan"]}],
 }
+_TEXT: Json = {"type": "string"}
 PLACED: dict[type, dict[str, str]] = {  # field -> its key
     Check: {"name": "check"},
     Worst: {"difference": "v", "reference": "ref"},
@@ -34,7 +35,7 @@ RUN = {  # fields of DiffReport that are under its key run
     "environment": "versions", "command": "command", "fail_on": "fail_on",
 }  # fmt: skip
 TOP = {"exit_code": "exit", "timings_s": "timings"}
-ELSEWHERE = ("sentence", "declared", "port", "reference", "spec_hash", "overrides", *RUN)  # by hand, below
+ELSEWHERE = ("sentence", "declared", "port", "reference", "spec_hash", "overrides", "golden", *RUN)  # by hand, below
 
 
 def make_schema(*, strict: bool = False) -> Json:
@@ -145,10 +146,24 @@ def _run(made: _Maker) -> Json:
     properties |= {
         "port": made.object(port, required=[*port]),
         "reference": made.object(side, required=[*side]),
-        "golden": {"type": "object"},
+        "golden": _golden(made.strict),
         "seed": {"anyOf": [{"type": "string"}, {"type": "null"}]},
     }
     return made.object(properties, required=[key for key in properties if key not in ("fail_on", "seed")])
+
+
+def _golden(strict: bool) -> Json:
+    """What golden is and, where a cache was used, which: all of the cache's keys, or none."""
+    count = {"type": "integer", "minimum": 0}
+    cache: Json = {
+        "cache": {"description": "sha256 of all that the cached numbers depend on besides their input.", **_TEXT},
+        "cache_folder": _TEXT,
+        "cache_read": {"description": "Units that were read from the cache.", **count},
+        "cache_made": {"description": "Units that were not in it, and were run.", **count},
+    }
+    made: Json = {"type": "object", "properties": {"dtype": _TEXT, **cache}, "required": ["dtype"]}
+    made["dependentRequired"] = {"cache": [key for key in cache if key != "cache"]}
+    return {**made, "additionalProperties": False} if strict else made
 
 
 def _has_default(field: Any) -> bool:

@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -46,6 +46,17 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
             if not folder.is_dir():  # else another process made the same content first
                 raise
     return folder
+
+
+@contextmanager
+def file_beside(path: Path) -> Iterator[Path]:
+    """The name of a file to write, to be renamed to `path`; what is left of it goes, Ctrl-C included."""
+    part = path.with_name(f".{path.name}.{uuid4().hex[:12]}.part")
+    try:
+        yield part
+    finally:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
 
 
 @contextmanager

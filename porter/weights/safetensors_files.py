@@ -29,6 +29,8 @@ DTYPES: Mapping[str, torch.dtype] = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8,
     "U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
+Blocks = Callable[[str], Iterator[Tensor]]  # name -> the tensor in blocks of rows, in its dtype
+PT: Mapping[str, str] = {"format": "pt"}  # the metadata that transformers wants to see
 _MAX_HEADER_BYTES = 100_000_000  # the safetensors library's own limit
 _BLOCK_BYTES = 32 * 2**20
 _FETCH_AGAIN = "fetch or write the file again; a Git LFS pointer or an unfinished download looks like this"
@@ -127,7 +129,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         what = "is a file" if folder.exists() else "does not exist"
         raise ArtifactError(f"{folder} {what}", f"a folder with {SINGLE} or {INDEX}", "name the checkpoint's folder")
     if (folder / SINGLE).is_file():  # transformers, too, prefers it to an index
-        return Checkpoint(folder, MappingProxyType(_read_header(folder / SINGLE)))
+        return Checkpoint(folder, MappingProxyType(read_header(folder / SINGLE)))
     if (folder / INDEX).is_file():
         return Checkpoint(folder, MappingProxyType(_read_shards(folder)))
     found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
@@ -151,7 +153,7 @@ def _read_shards(folder: Path) -> dict[str, TensorInfo]:
             named = next(name for name, shard in weight_map.items() if shard == file)
             wrong = f"{folder} lacks {file}, which {INDEX} names for {named}"
             raise ArtifactError(wrong, f"all {len(files)} shards of the index", f"fetch {file} too")
-        shard = _read_header(folder / file)
+        shard = read_header(folder / file)
         for name in shard.keys() & tensors.keys():
             wrong = f"{name} is in two shards, {tensors[name].file.name} and {file} of {folder}"
             raise ArtifactError(wrong, "each tensor once", "fetch the folder again; it may mix two checkpoints")
@@ -163,7 +165,8 @@ def _read_shards(folder: Path) -> dict[str, TensorInfo]:
     return tensors
 
 
-def _read_header(path: Path) -> dict[str, TensorInfo]:
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """The tensors of one file.   Raises ArtifactError: it is cut off, or not what it says."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         header_bytes = int.from_bytes(file.read(8), "little")
@@ -216,14 +219,14 @@ def _unreadable(path: Path, expected: str) -> ArtifactError:
 def write_checkpoint(
     folder: Path,
     tensors: Iterable[TensorSpec],
-    blocks: Callable[[str], Iterator[Tensor]],
+    blocks: Blocks,
     *,
     shard_bytes: int = 5_000_000_000,
 ) -> None:
     """Writes a checkpoint as transformers lays it out, holding one block at a time; whole, or not at all.
 
     Args:     folder: made if it is not there; other files in it stay.
-              blocks: name -> the tensor in blocks of rows, in the tensor's dtype; the bytes appear in that order.
+              blocks: the bytes appear in that order.
               shard_bytes: a file takes tensors until it would pass this.
     Raises:   ArtifactError: a checkpoint is there already, or the disk is too full.
     """
@@ -235,7 +238,7 @@ def write_checkpoint(
     files = dict(zip(names, shards, strict=True)) if len(shards) > 1 else {SINGLE: shards[0]}
     with temporary_beside(folder) as part:
         for name, shard in files.items():
-            _write_file(part / name, shard, blocks)
+            write_file(part / name, shard, blocks)
         if len(shards) > 1:
             weight_map = {spec.name: name for name, shard in files.items() for spec in shard}
             index = {"metadata": {"total_size": total_bytes}, "weight_map": weight_map}
@@ -273,8 +276,9 @@ def _check_room(folder: Path, total_bytes: int) -> None:
         raise ArtifactError(wrong, f"{total_bytes:,} bytes for the checkpoint", "free some, or name another disk")
 
 
-def _write_file(path: Path, tensors: list[TensorSpec], blocks: Callable[[str], Iterator[Tensor]]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def write_file(path: Path, tensors: Sequence[TensorSpec], blocks: Blocks, about: Mapping[str, str] = PT) -> None:
+    """Writes one file in place; `about` is its metadata."""
+    header: dict[str, Any] = {"__metadata__": dict(about)}
     position = 0
     for spec in tensors:
         span = [position, position := position + spec.size_bytes]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import porter
-from porter.comparison.diff import _badness, _merge, diff, find_build, select_layers
+from porter.comparison.diff import diff, find_build, select_layers
+from porter.comparison.merge import badness, merge_nodes
 from porter.comparison.report import DiffReport, Local, NodeDiff
 from porter.comparison.stages import StageRun
 from porter.errors import PorterError, SpecError, UsageError
@@ -201,12 +202,10 @@ def node(status: str, rho: float, exact: bool | None, prompt: int = 0) -> NodeDi
 def test_the_worse_prompt_is_kept_and_exact_needs_them_all() -> None:
     merged: dict[str, NodeDiff] = {}
     for index, each in enumerate([node("PASS", 1.0, True), node("WARN", 5.0, False), node("PASS", 3.9, True)]):
-        _merge(merged, StageRun(nodes=[each]), index)
+        merge_nodes(merged, StageRun(nodes=[each]), index)
     assert (merged["logits"].status, merged["logits"].prompt, merged["logits"].exact) == ("WARN", 1, False)
-    assert (
-        _badness(node("FAIL", 0.1, True)) > _badness(node("WARN", 99.0, True)) > _badness(node("PASS", math.nan, True))
-    )
-    assert _badness(node("PASS", math.nan, True)) > _badness(node("PASS", 1e9, True))
+    assert badness(node("FAIL", 0.1, True)) > badness(node("WARN", 99.0, True)) > badness(node("PASS", math.nan, True))
+    assert badness(node("PASS", math.nan, True)) > badness(node("PASS", 1e9, True))
 
 
 def test_two_runs_give_the_same_report_but_for_the_time(clean: DiffReport) -> None:

@@ -36,6 +36,9 @@ class Steps:
         nodes = {"attn.ctx": x_BTD * 2, "resid_post": x_BTD + self.step}
         return {name: value for name, value in nodes.items() if name not in self.hidden}
 
+    def output(self, index: int, x_BTD: Tensor) -> Tensor:
+        return self.layer(index, x_BTD)["resid_post"]
+
     def head(self, x_BTD: Tensor) -> dict[str, Tensor]:
         return {"final.norm": x_BTD, "logits": x_BTD}
 

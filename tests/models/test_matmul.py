@@ -79,7 +79,7 @@ def test_other_functions_keep_their_dtype_and_their_rounding() -> None:
     ids=str,
 )  # fmt: skip
 def test_only_a_cpu_without_units_needs_it(monkeypatch, dtype: torch.dtype, flags: str, wanted: bool) -> None:
-    monkeypatch.setattr(matmul, "_cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(matmul, "cpu_flags", lambda: frozenset(flags.split()))
     assert needs_float32(dtype, CPU) is wanted
     assert isinstance(quick_matmul(dtype, CPU), Float32Matmul) is wanted
     assert not needs_float32(dtype, torch.device("cuda"))
