@@ -63,7 +63,7 @@ def diff(
     from porter.reports.present import present
 
     imports_s = round(time.perf_counter() - start, 3)
-    with stage_progress() as progress:
+    with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
             model, reference=reference, layers=layers, prompts=prompts, progress=progress,
             fail_on=_names(fail_on), stages=_names(stages), golden_cache=golden_cache,

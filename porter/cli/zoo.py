@@ -22,7 +22,7 @@ def zoo(ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zo
     Tiny sizes, random:stress weights, plain torch on the CPU. Exits with 1 when fewer than 98 % of the mistakes are
     caught in the stage and at the node expected, or when a false alarm FAILs. What the data cannot show is not caught.
     """
-    from porter.explanation.zoo_file import PATH, read_zoo
+    from porter.explanation.zoo_file import PATH, Outside, read_zoo
 
     read = read_zoo(zoo_path or PATH)
     to_file = Path(json_path) if json_path and json_path != "-" else None
@@ -32,10 +32,13 @@ def zoo(ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zo
         check_writable(to_file.parent, json_path=to_file)
     from porter.cli.progress import stage_progress
     from porter.cli.zoo_views import print_outcomes, print_score, to_text
-    from porter.explanation.zoo import Score, run_zoo
+    from porter.comparison.progress import Work
+    from porter.explanation.zoo import Score, choose_rows, run_zoo
 
-    with stage_progress() as progress:
-        score = Score(tuple(run_zoo(read, names, progress=lambda name: progress("row", name))))
+    with stage_progress(quiet=json_path == "-") as progress:
+        rows = [name for name in choose_rows(read, names) if not isinstance(read.rows[name], Outside)]
+        progress.plan([Work("row", len(rows))])
+        score = Score(tuple(run_zoo(read, names, progress=lambda name: progress.done("row", name))))
     if json_path == "-":
         click.echo(to_text(score), nl=False)
     else:

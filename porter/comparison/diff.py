@@ -1,7 +1,7 @@
 """porter diff: a port and its reference on the same tokens, stage by stage."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
-from porter.comparison.behaviour.stage import run_behaviour
+from porter.comparison.behaviour.stage import count_units, run_behaviour
 from porter.comparison.behaviour.walk import Sides
 from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
 from porter.comparison.conclusion import Findings, make_report
@@ -17,6 +17,7 @@ from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
 from porter.comparison.observability import Captured, observe_axes
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
+from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
@@ -34,7 +35,6 @@ from porter.weights.reader import SharedTensors, WeightReader
 
 STAGES = ("semantics", "precision", "behaviour")
 _ORDER = ("exact", *STAGES)
-Progress = Callable[[str, str], None]  # (stage, unit), called when a unit is done
 
 
 @dataclass
@@ -47,10 +47,15 @@ class _Run:
     selection: Selection
     stages: frozenset[str]
     cache: GoldenCache | None
+    progress: Progress
     reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def behaves(self) -> bool:
+        return "behaviour" in self.stages and self.selection.whole and not self.selection.first_bad
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
@@ -76,7 +81,7 @@ def diff(
     fail_on: Sequence[str] = (),
     stages: Sequence[str] = (),
     golden_cache: Path | None = None,
-    progress: Progress = lambda stage, unit: None,
+    progress: Progress | None = None,
     command: str = "",
 ) -> DiffReport:
     """Compares a port with its reference, layer by layer.
@@ -90,6 +95,7 @@ def diff(
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
         stages: semantics, precision (each with exact), behaviour; none: all.
         golden_cache: a folder where golden and the reference are read from, and kept; None: they are run.
+        progress: told what there is to do, and each unit when it is done.
 
     Returns:
         The report; its exit_code is 0 for PASS and WARN, 1 for FAIL, 4 when nothing could be judged.
@@ -107,7 +113,8 @@ def diff(
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
-    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, frozenset(stages or STAGES), cache)
+    wanted = frozenset(stages or STAGES)
+    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent())
     with run.timed("weights"):
         folder = build.checkpoint()
         run.reader = build.reader()
@@ -122,7 +129,8 @@ def diff(
         with run.timed("golden cache"):
             cache.identify(reference_identity(folder, build.reference_blueprint, at, cache.checksums))
             cache.check_room(_wanted(run, cache))
-    _run_stages(run, folder, progress)
+    run.progress.plan(_plan(run))
+    _run_stages(run, folder)
     if cache is not None:
         run.found.golden, run.found.notes = cache.describe(), cache.notes()
     if run.captured is not None and not run.selection.first_bad:
@@ -130,6 +138,7 @@ def diff(
             run.found.axes = observe_axes(
                 build.blueprint, run.reader, run.captured, getattr(torch, build.dtype), run.device
             )
+        run.progress.done("observability", "axes")
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
     )
@@ -208,11 +217,25 @@ def _wanted(run: _Run, cache: GoldenCache) -> Iterator[tuple[Units, str]]:
                 yield cache.units(side, dtype, ids_BT), unit
 
 
-def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
-    blueprint, found = run.build.reference_blueprint, run.found
-    behave = "behaviour" in run.stages and run.selection.whole and not run.selection.first_bad
+def _plan(run: _Run) -> list[Work]:
+    """The units of all stages, in order."""
+    work, num_layers, selection = [], run.build.blueprint.dims.layers, run.selection
+    units = num_layers + 2 if selection.whole else selection.last + 2
+    longest = _longest(run.found.prompts).length
     for stage, dtype in _planned(run):
-        if stage not in run.stages and not behave:
+        if stage in run.stages:
+            work += [Work(f"{stage} {dtype}", units, prompt.length) for prompt in run.found.prompts]
+        if run.behaves:
+            work.append(Work(f"behaviour {dtype}", count_units(run.build, dtype, longest), longest))
+    if run.stages != {"behaviour"} and not selection.first_bad:
+        work.append(Work("observability", 1, 2 * longest))  # 4 % of the time of a diff of Gemma-3-270M
+    return work
+
+
+def _run_stages(run: _Run, folder: Path) -> None:
+    blueprint, found = run.build.reference_blueprint, run.found
+    for stage, dtype in _planned(run):
+        if stage not in run.stages and not run.behaves:
             continue
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
@@ -224,27 +247,28 @@ def _run_stages(run: _Run, folder: Path, progress: Progress) -> None:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
                 for index, prompt in enumerate(found.prompts):
-                    merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, prompt, progress), index)
+                    merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, prompt), index)
             found.nodes += nodes.values()
             found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
         found.reference = reference.describe()
         if run.selection.first_bad and found.stages and found.stages[-1].status == "FAIL":
             break
-        if behave:
+        if run.behaves:
             with run.timed("behaviour"):
-                _run_behaviour(run, dtype, reader, models, progress)
+                _run_behaviour(run, dtype, reader, models)
     found.stages.sort(key=lambda each: _ORDER.index(each.name))
 
 
-def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models, progress: Progress) -> None:
+def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models) -> None:
     """The longest prompt on every path; the logits are judged that the stage before measured."""
     port = PortRoutes(_decoder(run, reader, run.ops, models.dtype), models.dtype, run.device)
     longest = _longest(run.found.prompts)
     logits = [each for each in run.found.logits if each.dtype == dtype]
     sides = Sides(port, HfRoutes(models.reference), HfRoutes(models.golden))
     checks = run_behaviour(
-        run.build, run.ops, dtype, sides, longest.ids, logits, advance=lambda unit: progress("behaviour", unit)
-    )
+        run.build, run.ops, dtype, sides, longest.ids, logits,
+        advance=lambda unit: run.progress.done(f"behaviour {dtype}", unit),
+    )  # fmt: skip
     run.found.behaviour += checks
     run.found.stages.append(summarize_behaviour(dtype, checks))
 
@@ -262,14 +286,15 @@ def _lanes(run: _Run, reader: WeightReader, golden: Lane, reference: Lane) -> La
     return Lanes(dims, golden, reference, port, port if run.ops == "reference" else lane("reference"))
 
 
-def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt, progress: Progress) -> StageRun:
+def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt) -> StageRun:
     ids_BT, layers = torch.tensor([prompt.ids]), run.selection.layers
     keep = frozenset[int]()
     if run.captured is None and prompt is _longest(run.found.prompts):
         keep = layers.intersection(first_of_each_kind(run.build.blueprint, layers))
     found = run_stage(
-        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=keep, advance=lambda unit: progress(stage, unit)
-    )
+        stage, dtype, lanes, ids_BT, run.selection, keep_inputs=keep,
+        advance=lambda unit: run.progress.done(f"{stage} {dtype}", unit),
+    )  # fmt: skip
     if keep:
         run.captured = Captured(ids_BT, found.inputs, "embed.out" in found.declared, _by(run))
     run.found.declared |= found.declared

@@ -90,6 +90,9 @@ def run_zoo(
 ) -> Iterator[Outcome]:
     """Each row's outcome, as it comes. Rows that make the same change to the same port are run once.
 
+    Args:
+        progress: called after each row that is run.
+
     Raises:
         UsageError: the zoo has no such row.
         PorterError: a row cannot be run; the error names its line.
@@ -100,13 +103,13 @@ def run_zoo(
         if isinstance(row, Outside):
             yield Outcome(name, row, "outside", None, 0.0)
             continue
-        progress(name)
         try:
             port = _port(row, zoo.tokens)
             key = repr((port.spec, port.size, port.config, port.overrides, port.tokens))
             found = held[key] = held.get(key) or find(port)
         except PorterError as error:
             raise type(error)(f"{zoo.where[name]}: row {name}: {error.wrong}", error.expected, error.fix) from error
+        progress(name)
         yield Outcome(name, row, judge(row, found), found, time.perf_counter() - start)
 
 

@@ -58,6 +58,13 @@ def run_behaviour(
     return checks + written
 
 
+def count_units(build: Build, dtype: str, tokens: int) -> int:
+    """How often run_behaviour of a prompt of so many tokens calls `advance`."""
+    if tokens < LEAST_TOKENS:
+        return 0
+    return build.blueprint.dims.layers + (dtype == build.dtype)
+
+
 def _check_routes(
     build: Build,
     dtype: str,
