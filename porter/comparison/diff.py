@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
+from porter.comparison.behaviour.routes import choose_others
 from porter.comparison.behaviour.stage import count_units, run_behaviour
 from porter.comparison.behaviour.walk import Sides
 from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
@@ -246,8 +247,8 @@ def _run_stages(run: _Run, folder: Path) -> None:
         if stage in run.stages:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
-                for index, prompt in enumerate(found.prompts):
-                    merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, prompt), index)
+                for index in range(len(found.prompts)):
+                    merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, index), index)
             found.nodes += nodes.values()
             found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
         found.reference = reference.describe()
@@ -260,14 +261,16 @@ def _run_stages(run: _Run, folder: Path) -> None:
 
 
 def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models) -> None:
-    """The longest prompt on every path; the logits are judged that the stage before measured."""
+    """The longest prompt on every path, others on some; the logits are judged that the stage before measured."""
     port = PortRoutes(_decoder(run, reader, run.ops, models.dtype), models.dtype, run.device)
-    longest = _longest(run.found.prompts)
+    prompts = run.found.prompts
+    longest = _longest(prompts)
     logits = [each for each in run.found.logits if each.dtype == dtype]
     sides = Sides(port, HfRoutes(models.reference), HfRoutes(models.golden))
     checks = run_behaviour(
         run.build, run.ops, dtype, sides, longest.ids, logits,
         advance=lambda unit: run.progress.done(f"behaviour {dtype}", unit),
+        others=choose_others([prompt.ids for prompt in prompts], prompts.index(longest)),
     )  # fmt: skip
     run.found.behaviour += checks
     run.found.stages.append(summarize_behaviour(dtype, checks))
@@ -286,7 +289,8 @@ def _lanes(run: _Run, reader: WeightReader, golden: Lane, reference: Lane) -> La
     return Lanes(dims, golden, reference, port, port if run.ops == "reference" else lane("reference"))
 
 
-def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: Prompt) -> StageRun:
+def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, index: int) -> StageRun:
+    prompt = run.found.prompts[index]
     ids_BT, layers = torch.tensor([prompt.ids]), run.selection.layers
     keep = frozenset[int]()
     if run.captured is None and prompt is _longest(run.found.prompts):
@@ -299,7 +303,7 @@ def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, prompt: P
         run.captured = Captured(ids_BT, found.inputs, "embed.out" in found.declared, _by(run))
     run.found.declared |= found.declared
     if found.logits is not None:
-        run.found.logits.append(found.logits)
+        run.found.logits.append(replace(found.logits, prompt=index))
     return found
 
 

@@ -187,6 +187,7 @@ class Logits:
         agreement: share of tokens where the argmax agrees.
         tokens: how many tokens were looked at.
         at: what they are at each of these; empty in a report of an earlier porter.
+        prompt: index of the prompt.
     """
 
     stage: StageName
@@ -199,6 +200,7 @@ class Logits:
     agreement: float
     tokens: int = 0
     at: tuple[LogitsAt, ...] = ()
+    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -206,10 +208,11 @@ class Behaviour:
     """One check of the behaviour stage in one dtype: another way through the model that must not matter.
 
     Attributes:
-        name: cache, decode, chunks, window, padding.left, padding.right, batch, packed, logits, greedy.
+        name: cache, decode, chunks, window, padding.left, padding.right, batch, packed, prompts, logits, greedy.
         measured, limit: what was found, and what it may be to pass; 0.0 where nothing was compared.
         detail: what was compared and what came of it, in one sentence.
         where: the node and token that are worst, or the step; empty where it does not apply.
+        prompt: index of the prompt it is worst for.
     """
 
     name: str
@@ -219,6 +222,7 @@ class Behaviour:
     limit: float
     detail: str
     where: str = ""
+    prompt: int = 0
 
 
 @dataclass(frozen=True)

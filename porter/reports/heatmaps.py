@@ -142,6 +142,7 @@ def token_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
             "kind": "tokens",
             "key": f"{stage.name} {stage.dtype}",
             "words": words,
+            "width": width,
             "prompts": [node.prompt for node in nodes],
         },
         xaxis={**AXIS, "title": "token", "showgrid": False},

@@ -183,18 +183,19 @@ def preflight_table(report: DiffReport) -> Html:
         for check in report.preflight
         if check.rows
     )
-    return join([checks, *tables, *(_prompt_table(prompt) for prompt in report.prompts)])
+    several = len(report.prompts) > 1
+    prompts = (_prompt_table(each, number if several else None) for number, each in enumerate(report.prompts, start=1))
+    return join([checks, *tables, *prompts])
 
 
-def _prompt_table(prompt: Prompt) -> Html:
+def _prompt_table(prompt: Prompt, number: int | None) -> Html:
     """The ids that both sides were given, with the text of each."""
+    which = "the prompt" if number is None else f"prompt {number}"
     shown = prompt.ids[:MOST_IDS]
     words = [repr(word) for word in prompt.tokens[:MOST_IDS]] or [""] * len(shown)
     rows = ((str(index), str(i), word) for index, (i, word) in enumerate(zip(shown, words, strict=False)))
     more = f", the first {MOST_IDS} shown" if prompt.length > MOST_IDS else ""
-    summary = tag(
-        "summary", f"ids of the prompt, the same for both sides: {prompt.label}, {prompt.length} tokens{more}"
-    )
+    summary = tag("summary", f"ids of {which}, the same for both sides: {prompt.label}, {prompt.length} tokens{more}")
     return tag("details", summary, table(("token", "id", "text"), rows, numbers=("token", "id")))
 
 

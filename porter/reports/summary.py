@@ -165,13 +165,14 @@ def coverage(report: DiffReport, most: int | None = 6) -> str:
 
 
 def token_summary(report: DiffReport) -> str:
-    """640 tokens: prose (512), code (128)."""
+    """640 tokens: 1 prose (512), 2 code (128)."""
     if not report.prompts:
         return "no prompt"
     total = sum(prompt.length for prompt in report.prompts)
     if len(report.prompts) == 1:
         return f"{total} tokens: {report.prompts[0].label}"
-    return f"{total} tokens: {', '.join(f'{prompt.label} ({prompt.length})' for prompt in report.prompts)}"
+    named = (f"{number} {prompt.label} ({prompt.length})" for number, prompt in enumerate(report.prompts, start=1))
+    return f"{total} tokens: {', '.join(named)}"
 
 
 def decoded_tokens(report: DiffReport, node: NodeDiff) -> tuple[str, ...]:
@@ -182,11 +183,12 @@ def decoded_tokens(report: DiffReport, node: NodeDiff) -> tuple[str, ...]:
 
 
 def worst_token(report: DiffReport, node: NodeDiff) -> str:
-    """42 ' the', or the index alone where the token cannot be decoded."""
+    """42 ' the', or the index alone where the token cannot be decoded; of several prompts, which: 42 of prompt 3."""
     if node.local is None:
         return ""
     tokens, index = decoded_tokens(report, node), node.local.token
-    return f"{index} {tokens[index]!r}" if 0 <= index < len(tokens) else str(index)
+    token = f"{index} {tokens[index]!r}" if 0 <= index < len(tokens) else str(index)
+    return f"{token} of prompt {node.prompt + 1}" if len(report.prompts) > 1 else token
 
 
 def describe_worst(node: NodeDiff) -> str:

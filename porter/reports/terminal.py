@@ -268,6 +268,9 @@ def _print_logits(report: DiffReport, console: Console) -> None:
     for each in report.logits:
         flips, safe = sum(one.flipped and one.safe for one in each.at), sum(one.safe for one in each.at)
         said = f"{flips} of {safe}" if each.at else ""
-        table.add_row(each.dtype, format_error(each.kl), format_error(each.kl_ref), f"{each.agreement:.1%}", said)
+        prompt = f", prompt {each.prompt + 1}" if len(report.prompts) > 1 else ""
+        table.add_row(
+            each.dtype + prompt, format_error(each.kl), format_error(each.kl_ref), f"{each.agreement:.1%}", said
+        )
     console.print()
     console.print(table)

@@ -2,40 +2,61 @@
 
 from collections.abc import Iterable, Sequence
 
-from porter.comparison.behaviour.routes import DECODED, PAST, Route, widest_window
+from porter.comparison.behaviour.routes import (
+    ALONE,
+    DECODED,
+    LEAST_TOKENS,
+    MOST_OTHERS,
+    PAST,
+    Others,
+    Route,
+    widest_window,
+)
 from porter.comparison.behaviour.walk import CACHE, STREAM, Reading
 from porter.comparison.report import SAFE_MARGIN, Behaviour, Logits, LogitsAt, Verdict
 from porter.comparison.verdicts import BEHAVIOUR, FLOORS
 from porter.specs.blueprint import Blueprint
 
-ORDER = (CACHE, "decode", "chunks", "window", "padding.left", "padding.right", "batch", "packed")
+ORDER = (CACHE, "decode", "chunks", "window", "padding.left", "padding.right", "batch", "packed", "prompts")
 
 
-def judge_routes(dtype: str, routes: Sequence[Route], readings: Sequence[Reading], prompt: int) -> list[Behaviour]:
+def judge_routes(
+    dtype: str, routes: Sequence[Route], readings: Sequence[Reading], prompt: int, others: Others = ALONE
+) -> list[Behaviour]:
     """A record for each check whose route was taken.
 
     Args:
-        prompt: tokens of the prompt, of which the routes take the first.
+        prompt: tokens of the longest prompt, of which the routes take the first.
+        others: prompts that some routes take too.
     """
     by_name = {route.name: route for route in routes}
     found = []
     for name in ORDER:
         if name == CACHE or name in by_name:
             own = [reading for reading in readings if reading.check == name]
-            found.append(_judge(dtype, name, _said(name, by_name, prompt), own))
+            said = _said(name, by_name, prompt) + (_alike(others) if name == "decode" else "")
+            found.append(_judge(dtype, name, said, own, others))
     return found
 
 
-def _judge(dtype: str, name: str, said: str, readings: Sequence[Reading]) -> Behaviour:
+def _alike(others: Others) -> str:
+    """How many other prompts are decoded too."""
+    count, left_out = len(others.texts), others.left_out
+    alike = f", and {count} other prompt{'s' if count > 1 else ''} alike" if count else ""
+    why = f"shorter than {LEAST_TOKENS} tokens, or past the first {MOST_OTHERS}"
+    return alike + (f" ({left_out} left out: {why})" if left_out else "")
+
+
+def _judge(dtype: str, name: str, said: str, readings: Sequence[Reading], others: Others) -> Behaviour:
     good, bad = BEHAVIOUR[dtype]["route"]
     decidable = [reading for reading in readings if reading.decidable]
     if not decidable:
         why = f"{said}: the reference itself is too far from golden to judge by"
-        return Behaviour(name, dtype, "INCONCLUSIVE", 0.0, good, why)
+        return Behaviour(name, dtype, "INCONCLUSIVE", 0.0, good, why, prompt=others.longest)
     status, found = _worst(name, decidable, good, bad)
-    return Behaviour(
-        name, dtype, status, found.ratio, good, f"{said}: {_outcome(status, found)}", f"{found.node}, {_token(found)}"
-    )
+    detail, prompt = f"{said}: {_outcome(status, found)}", others.longest if found.prompt is None else found.prompt
+    where = f"{others.name(prompt)}{found.node}, {_token(found)}"
+    return Behaviour(name, dtype, status, found.ratio, good, detail, where, prompt)
 
 
 def _worst(name: str, readings: Sequence[Reading], good: float, bad: float) -> tuple[Verdict, Reading]:
@@ -94,6 +115,9 @@ def _fed(name: str, route: Route, prompt: int) -> str:
         decoded = f", the last {DECODED} decoded" if route.cached else ""
         padded = int((route.documents_BS[1] < 0).sum()) if route.documents_BS is not None else 0
         return f"two rows, one with {padded} of {tokens} padded on the {name.partition('.')[2]}{decoded}"
+    if name == "prompts":
+        rows = f"{len(route.ids_BS)} prompts of up to {tokens} tokens as rows of one batch"
+        return f"{rows}, padded on the left, the last {DECODED} decoded"
     if name == "batch":
         return f"two rows of {tokens} tokens, against each alone"
     border = route.pieces[0].slots.stop
@@ -109,7 +133,7 @@ def explain_missing(blueprint: Blueprint, dtype: str, prompt: int) -> list[Behav
     return [Behaviour("window", dtype, "NOT_COMPARED", 0.0, BEHAVIOUR[dtype]["route"][0], why)]
 
 
-def judge_logits(logits: Logits) -> Behaviour:
+def judge_logits(logits: Logits, others: Others = ALONE) -> Behaviour:
     """KL of the stage's logits over the reference's own, and words that rounding cannot flip."""
     good, bad = BEHAVIOUR[logits.dtype]["kl"]
     ratio = logits.kl / max(logits.kl_ref, FLOORS[logits.dtype] ** 2)  # KL is quadratic in the error
@@ -120,7 +144,8 @@ def judge_logits(logits: Logits) -> Behaviour:
     flips = f"{len(moved) or 'none'} of {logits.tokens} tokens ({len(safe)} with a margin past four floors)"
     at = max(moved, key=lambda at: at.kl).token if moved else logits.worst_token
     detail = f"{kl}; {flips} {'say' if len(moved) > 1 else 'says'} another word than rounding allows"
-    return Behaviour("logits", logits.dtype, status, ratio, good, detail, f"token {at}")
+    where = f"{others.name(logits.prompt)}token {at}"
+    return Behaviour("logits", logits.dtype, status, ratio, good, detail, where, logits.prompt)
 
 
 def _lost(at: LogitsAt) -> bool:

@@ -2,10 +2,13 @@
 
 Every route but the bases is compared piece by piece with a base, where the same tokens go through in one forward pass.
 Golden takes the base `whole` alone: what rounding costs its tokens is the measure of all others.
+
+The longest prompt takes every route. Others are decoded, and go through as rows of one padded batch: `whole@2` and
+`decode@2` are the routes of the prompt of index 2, and golden takes its base too.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -20,17 +23,23 @@ PAST = 8  # tokens past the window
 PADDING = -1
 WHOLE = "whole"
 DECODE = frozenset({WHOLE, "decode"})
+MOST_OTHERS = 7  # prompts besides the longest: rows of a batch, each decoded once more
 LARGE = 1_000_000_000  # parameters past which the other routes take one layer of each kind: the rest are alike
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some tokens of a route, and the same tokens in a base."""
+    """Some tokens of a route, and the same tokens in a base.
+
+    Attributes:
+        prompt: whose tokens; None: the longest prompt's.
+    """
 
     row: int
     slots: slice
     base: str
     base_slots: slice
+    prompt: int | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,7 @@ class Route:
         pieces: what is compared with which base; a base has none.
         layers: through so many layers; None: all.
         sides: who takes it.
+        prompt: whose tokens; None: the longest prompt's, or several.
     """
 
     name: str
@@ -55,6 +65,12 @@ class Route:
     pieces: tuple[Piece, ...] = ()
     layers: int | None = None
     sides: tuple[str, ...] = ("port", "reference")
+    prompt: int | None = None
+
+    @property
+    def check(self) -> str:
+        """decode for decode@2: the check that it belongs to."""
+        return self.name.partition("@")[0]
 
     def goes_through(self, layer: int) -> bool:
         return self.layers is None or layer < self.layers
@@ -77,6 +93,62 @@ def plan_routes(blueprint: Blueprint, ids: Sequence[int]) -> list[Route]:
 def decode_routes(ids: Sequence[int]) -> list[Route]:
     """The base and the decoded route alone."""
     return [route for route in _short_routes(torch.tensor(ids)[:TOKENS]) if route.name in DECODE]
+
+
+@dataclass(frozen=True)
+class Others:
+    """Prompts besides the longest.
+
+    Attributes:
+        texts: by index, the ids of those that are decoded too.
+        left_out: how many are not: too short, or too many.
+        longest: the index of the longest.
+    """
+
+    texts: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    left_out: int = 0
+    longest: int = 0
+
+    def name(self, prompt: int) -> str:
+        """`prompt 3, ` for the prompt of index 2, where there are several."""
+        return f"prompt {prompt + 1}, " if self.texts or self.left_out else ""
+
+
+ALONE = Others()
+
+
+def choose_others(prompts: Sequence[Sequence[int]], longest: int) -> Others:
+    """The first MOST_OTHERS prompts that are long enough."""
+    others = [index for index in range(len(prompts)) if index != longest]
+    chosen = [index for index in others if len(prompts[index]) >= LEAST_TOKENS][:MOST_OTHERS]
+    return Others({index: prompts[index] for index in chosen}, len(others) - len(chosen), longest)
+
+
+def other_routes(texts: Mapping[int, Sequence[int]]) -> list[Route]:
+    """The base and the decoded route of each further prompt."""
+    return [_named(route, index) for index, ids in texts.items() for route in decode_routes(ids)]
+
+
+def _named(route: Route, prompt: int) -> Route:
+    pieces = tuple(replace(piece, base=f"{piece.base}@{prompt}", prompt=prompt) for piece in route.pieces)
+    return replace(route, name=f"{route.name}@{prompt}", pieces=pieces, prompt=prompt)
+
+
+def batch_of_prompts(blueprint: Blueprint, ids: Sequence[int], texts: Mapping[int, Sequence[int]]) -> Route:
+    """The longest prompt and the others as rows of one batch, padded on the left, the last tokens decoded."""
+    first = {WHOLE: torch.tensor(ids)[:TOKENS]}
+    rows = first | {f"{WHOLE}@{index}": torch.tensor(text)[:TOKENS] for index, text in texts.items()}
+    T = max(map(len, rows.values()))
+    pads = [T - len(row_S) for row_S in rows.values()]
+    ids_BS = torch.stack([_pad(row_S, pad, 0) for row_S, pad in zip(rows.values(), pads, strict=True)])
+    documents_BS = torch.where(torch.arange(T) < torch.tensor(pads)[:, None], PADDING, 0)
+    pieces = tuple(
+        Piece(row, slice(pad, T), base, slice(0, T - pad), prompt)
+        for row, (base, pad, prompt) in enumerate(zip(rows, pads, (None, *texts), strict=True))
+    )
+    layers = one_of_each_kind(blueprint) if blueprint.num_parameters > LARGE else None
+    calls = (T - DECODED, *[1] * DECODED)
+    return Route("prompts", ids_BS, calls, documents_BS=documents_BS, pieces=pieces, layers=layers)
 
 
 def one_of_each_kind(blueprint: Blueprint) -> int:

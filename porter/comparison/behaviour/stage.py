@@ -3,6 +3,7 @@ rounding; decoding and the port's own text in the port's dtype.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +19,17 @@ from porter.comparison.behaviour.greedy import (
     scored,
     write,
 )
-from porter.comparison.behaviour.routes import LEAST_TOKENS, TOKENS, WHOLE, decode_routes, plan_routes
+from porter.comparison.behaviour.routes import (
+    ALONE,
+    LEAST_TOKENS,
+    TOKENS,
+    WHOLE,
+    Others,
+    batch_of_prompts,
+    decode_routes,
+    other_routes,
+    plan_routes,
+)
 from porter.comparison.behaviour.walk import Sides, walk
 from porter.comparison.logits import measure_logits
 from porter.comparison.report import Behaviour, Logits
@@ -37,13 +48,17 @@ def run_behaviour(
     ids: Sequence[int],
     logits: Sequence[Logits] = (),
     advance: Advance = lambda unit: None,
+    *,
+    others: Others = ALONE,
 ) -> list[Behaviour]:
-    """The checks of one prompt in one dtype.
+    """The checks of the longest prompt, and of others what they take too, in one dtype.
 
     Args:
         sides: in that dtype.
+        ids: of the longest prompt.
         logits: what other stages measured in that dtype, and is judged; none: those of this prompt's first tokens are.
         advance: called after each layer, and when the port has written its text.
+        others: the other prompts.
     """
     if len(ids) < LEAST_TOKENS:
         limit, why = BEHAVIOUR[dtype]["route"][0], f"{len(ids)} tokens; pass {LEAST_TOKENS} or more"
@@ -54,8 +69,8 @@ def run_behaviour(
         written = [] if missing is None else [not_written(dtype, missing)]
         text_1S = _write(build, ops, sides, ids) if missing is None else None
         advance("text")
-    checks = _check_routes(build, dtype, sides, ids, text_1S, logits, advance)
-    return checks + written
+    checks = _check_routes(build, dtype, sides, ids, text_1S, logits, advance, others)
+    return checks + [replace(check, prompt=others.longest) for check in written]
 
 
 def count_units(build: Build, dtype: str, tokens: int) -> int:
@@ -73,25 +88,32 @@ def _check_routes(
     text_1S: Tensor | None,
     logits: Sequence[Logits],
     advance: Advance,
+    others: Others,
 ) -> list[Behaviour]:
     """The checks of what goes through the layers; text_1S: what the port wrote, None: nothing."""
     blueprint, every_route = build.blueprint, dtype == "float32"
     routes = plan_routes(blueprint, ids) if every_route else decode_routes(ids)
+    routes += other_routes(others.texts)
+    if every_route and others.texts:
+        routes.append(batch_of_prompts(blueprint, ids, others.texts))
     walked = routes if text_1S is None else [*routes, greedy_route(text_1S)]
     readings, streams = walk(dtype, sides, walked, blueprint.dims.layers, advance)
-    checks = judge_routes(dtype, routes, readings, len(ids))
+    checks = judge_routes(dtype, routes, readings, len(ids), others)
     if every_route:
-        checks += explain_missing(blueprint, dtype, len(ids))
-    measured = logits or [_measure_logits(dtype, sides, {side: each[WHOLE][0] for side, each in streams.items()})]
-    checks += worst_first(judge_logits(each) for each in measured)
+        checks += [replace(each, prompt=others.longest) for each in explain_missing(blueprint, dtype, len(ids))]
+    measured = logits
+    if not logits:
+        last = {side: each[WHOLE][0] for side, each in streams.items()}
+        measured = [replace(_measure_logits(dtype, sides, last), prompt=others.longest)]
+    checks += worst_first(judge_logits(each, others) for each in measured)
     if text_1S is not None:
         reference_BND, golden_BND = (streams[side][NAME][0][:, scored(text_1S)] for side in ("reference", "golden"))
-        checks.append(
-            judge_greedy(
-                dtype, text_1S, sides.reference.head(reference_BND)[0],
-                lambda step: sides.golden.head(golden_BND[:, step : step + 1])[0, 0],
-            )
+        found = judge_greedy(
+            dtype, text_1S, sides.reference.head(reference_BND)[0],
+            lambda step: sides.golden.head(golden_BND[:, step : step + 1])[0, 0],
         )  # fmt: skip
+        where = f"{others.name(others.longest)}{found.where}" if found.where else ""
+        checks.append(replace(found, where=where, prompt=others.longest))
     for lane in (sides.port, sides.reference, sides.golden):
         lane.release()
     return checks

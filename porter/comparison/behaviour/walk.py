@@ -38,13 +38,14 @@ class Reading:
     """One tensor of some tokens of one route.
 
     Attributes:
-        check: the route's name; CACHE for what its cache holds.
+        check: the route's; CACHE for what its cache holds.
         node: layers.3.resid_post, layers.3.keys, layers.3.values.
         row, slot: the worst token.
         apart, across: relative error of the worst token, in units of what it may be; see above.
         error: that relative error itself, of the worse of the two.
         reference_apart: how far the reference's route is from its base, in floors.
         decidable: the reference's own errors are small enough to judge by.
+        prompt: whose token it is; None: the longest prompt's.
     """
 
     check: str
@@ -57,6 +58,7 @@ class Reading:
     error: float
     reference_apart: float
     decidable: bool
+    prompt: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -114,7 +116,7 @@ class _Layer:
     dtype: str
     index: int
     passed: Mapping[str, Mapping[str, Passed]]  # side -> route
-    floors: dict[str, float] = field(default_factory=dict)  # node -> the reference from golden, in one forward pass
+    floors: dict[tuple[str, str], float] = field(default_factory=dict)  # base, node -> the reference from golden
 
     def read(self, routes: Sequence[Route]) -> Iterator[Reading]:
         for route in routes:
@@ -130,11 +132,13 @@ class _Layer:
         value = stream_BSD if node == STREAM else passed.held[node].flatten(2)
         return _Rows(value, stream_BSD.shape[1] - value.shape[1])
 
-    def _floor(self, node: str) -> float:
-        if node not in self.floors:
-            reference, golden = (self._rows(side, WHOLE, node) for side in ("reference", "golden"))
-            self.floors[node] = max(worst_token(reference.values[0], golden.values[0])[0], FLOORS[self.dtype])
-        return self.floors[node]
+    def _floor(self, base: str, node: str) -> float:
+        """What rounding costs a base in one forward pass; where golden did not take it, what it costs `whole`."""
+        key = (base if base in self.passed["golden"] else WHOLE, node)
+        if key not in self.floors:
+            reference, golden = (self._rows(side, *key) for side in ("reference", "golden"))
+            self.floors[key] = max(worst_token(reference.values[0], golden.values[0])[0], FLOORS[self.dtype])
+        return self.floors[key]
 
     def _read_piece(self, route: Route, piece: Piece, node: str) -> Iterator[Reading]:
         sides = ("port", "reference")
@@ -148,33 +152,35 @@ class _Layer:
             return
         port, reference = (each.cut(piece.row, slots) for each in routes)
         port_base, reference_base = (each.cut(0, base_slots) for each in bases)
-        floor = self._floor(node)
+        floor = self._floor(piece.base, node)
         reference_apart, _ = worst_token(reference, reference_base)
         before, _ = worst_token(port_base, reference_base)
         apart = _Worst(*worst_token(port, port_base), max(floor, reference_apart))
         across = _Worst(*worst_token(port, reference), max(floor, before))
-        yield self._reading(route.name, route, node, (piece.row, slots.start), apart, across, floor, reference_apart)
+        where = (piece.row, slots.start, piece.prompt)
+        yield self._reading(route.check, route, node, where, apart, across, floor, reference_apart)
 
     def _read_cache(self, route: Route, node: str) -> Reading:
         held, theirs = (self._rows(side, route.name, node) for side in ("port", "reference"))
         computed = self.passed["port"][route.name].computed[node].flatten(2)[0]
-        floor, first = self._floor(node), max(held.first, theirs.first)
+        base = next((piece.base for piece in route.pieces), route.name)
+        floor, first = self._floor(base, node), max(held.first, theirs.first)
         slots = slice(first, len(computed))
         own, reference = (each.cut(0, slots) for each in (held, theirs))
         before, _ = worst_token(computed[first:], reference)
         apart = _Worst(*worst_token(own, computed[first:]), floor)
         across = _Worst(*worst_token(own, reference), max(floor, before))
-        return self._reading(CACHE, route, node, (0, first), apart, across, floor, 0.0)
+        return self._reading(CACHE, route, node, (0, first, route.prompt), apart, across, floor, 0.0)
 
     def _reading(
-        self, check: str, route: Route, node: str, start: tuple[int, int], apart: "_Worst", across: "_Worst",
-        floor: float, reference_apart: float,
+        self, check: str, route: Route, node: str, start: tuple[int, int, int | None], apart: "_Worst",
+        across: "_Worst", floor: float, reference_apart: float,
     ) -> Reading:  # fmt: skip
         worse = across if across.ratio > apart.ratio else apart
         return Reading(
-            check=check, route=route.name, node=f"layers.{self.index}.{node}", row=start[0], slot=start[1] + worse.at,
+            check=check, route=route.check, node=f"layers.{self.index}.{node}", row=start[0], slot=start[1] + worse.at,
             apart=apart.ratio, across=across.ratio, error=worse.error, reference_apart=reference_apart / floor,
-            decidable=floor <= UNDECIDABLE and math.isfinite(apart.allowed + across.allowed),
+            decidable=floor <= UNDECIDABLE and math.isfinite(apart.allowed + across.allowed), prompt=start[2],
         )  # fmt: skip
 
 

@@ -59,9 +59,12 @@
     const trace = figure.data[0];
     const several = meta.words.length > 1;
     const said = meta.words.some(function (words) { return words.length; });
-    trace.text = meta.prompts.map(function (prompt) { return meta.words[prompt] || []; });
-    trace.hovertemplate = "token %{x}" + (said ? ": <b>%{text}</b>" : "") + "<br>layer %{y}<br>ρ_tok %{customdata:.3g}<extra></extra>";
-    if (several) { trace.hovertemplate = trace.hovertemplate.replace("<br>", " (the worst prompt of this layer)<br>"); }
+    trace.text = meta.prompts.map(function (prompt) {
+      const words = meta.words[prompt] || [];
+      if (!several) { return words; }
+      return Array.from({ length: meta.width }, function (_, index) { return (words[index] || "") + "</b> of prompt " + (prompt + 1) + "<b>"; });
+    });
+    trace.hovertemplate = "token %{x}" + (said || several ? ": <b>%{text}</b>" : "") + "<br>layer %{y}<br>ρ_tok %{customdata:.3g}<extra></extra>";
     const words = meta.words[0] || [];
     if (!several && words.length && words.length * WORD <= room) { Object.assign(figure.layout.xaxis, wordTicks(words, 0, words.length - 1)); }
   }
