@@ -16,6 +16,7 @@ from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import measure_logits
 from porter.comparison.measure import Tally, measure_propagated
 from porter.comparison.report import Logits, NodeDiff, StageName
+from porter.models.matmul import widened_once
 from porter.specs.schema import Dims
 
 _LOGIT_ELEMENTS = 2**24  # logits that are compared, at evenly spaced tokens: 64 tokens of Gemma's 262,144
@@ -90,7 +91,8 @@ def run_stage(
             return run
         if index in keep_inputs:
             run.inputs[index] = states.golden.to(lanes.port.dtype)
-        states = _compare_layer(stage, dtype, lanes, index, states, selection, run)
+        with widened_once():
+            states = _compare_layer(stage, dtype, lanes, index, states, selection, run)
         _release(lanes)
         advance(f"layers.{index}")
     if selection.whole and not (selection.first_bad and run.failed):

@@ -5,8 +5,8 @@ torch falls back to a scalar loop there, 6 GFLOP/s a core in bfloat16 against 44
 than torch's loop. A diff runs both of its sides within it; reports say so.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,16 +23,7 @@ _PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
 
 
 class Float32Matmul(TorchFunctionMode):
-    """Within it, products of narrow CPU tensors are float32 products, rounded once to the narrow dtype.
-
-    Args:
-        keep: widened parameters are kept until it ends, for a model that is run many times.
-    """
-
-    def __init__(self, keep: bool = False) -> None:
-        super().__init__()
-        self.keep = keep
-        self._kept: dict[int, tuple[Tensor, Tensor]] = {}  # the narrow one too, so that its id stays its own
+    """Within it, products of narrow CPU tensors are float32 products, rounded once to the narrow dtype."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -40,23 +31,40 @@ class Float32Matmul(TorchFunctionMode):
         given = dict(kwargs or {})
         if func not in _PRODUCTS or not isinstance(args[0], Tensor) or args[0].dtype not in _UNITS:
             return func(*args, **given)
-        wide = (self._widen(value) for value in args)
-        wide_kwargs = {name: self._widen(value) for name, value in given.items()}
+        wide = (_widen(value) for value in args)
+        wide_kwargs = {name: _widen(value) for name, value in given.items()}
         return func(*wide, **wide_kwargs).to(args[0].dtype)
 
-    def _widen(self, value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if not self.keep or not isinstance(value, nn.Parameter):
-            return value.float()
-        if id(value) not in self._kept:
-            self._kept[id(value)] = (value, value.float())
-        return self._kept[id(value)][1]
+
+_Key = tuple[int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+_kept: dict[_Key, tuple[Tensor, Tensor]] | None = None  # the narrow one too, so that its address stays its own
 
 
-def quick_matmul(dtype: torch.dtype, device: torch.device, *, keep: bool = False) -> AbstractContextManager[Any]:
+@contextmanager
+def widened_once() -> Iterator[None]:
+    """Within it, a parameter is widened once, for all who multiply with it; at its end the wide ones are let go of."""
+    global _kept
+    before, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = before
+
+
+def _widen(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    if _kept is None or torch.is_grad_enabled() or not isinstance(value, nn.Parameter):
+        return value.float()
+    key = (value.data_ptr(), value.dtype, tuple(value.shape), value.stride())
+    if key not in _kept:
+        _kept[key] = (value, value.float())
+    return _kept[key][1]
+
+
+def quick_matmul(dtype: torch.dtype, device: torch.device) -> AbstractContextManager[Any]:
     """Float32Matmul where torch would be slow, else nothing."""
-    return Float32Matmul(keep) if needs_float32(dtype, device) else nullcontext()
+    return Float32Matmul() if needs_float32(dtype, device) else nullcontext()
 
 
 def needs_float32(dtype: torch.dtype, device: torch.device) -> bool:

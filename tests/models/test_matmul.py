@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from porter.models import matmul
-from porter.models.matmul import _PRODUCTS, Float32Matmul, needs_float32, quick_matmul
+from porter.models.matmul import _PRODUCTS, Float32Matmul, needs_float32, quick_matmul, widened_once
 
 CPU, NARROW = torch.device("cpu"), [torch.bfloat16, torch.float16]
 
@@ -85,13 +85,37 @@ def test_only_a_cpu_without_units_needs_it(monkeypatch, dtype: torch.dtype, flag
     assert not needs_float32(dtype, torch.device("cuda"))
 
 
-def test_parameters_that_are_kept_are_widened_once_and_give_the_same_bits() -> None:
+@pytest.fixture
+def widened(monkeypatch) -> list[torch.Tensor]:
+    """What was widened."""
+    found: list[torch.Tensor] = []
+    widen = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda value: found.append(value) or widen(value))
+    return found
+
+
+@torch.no_grad()
+def test_parameters_are_widened_once_for_all_who_hold_the_same_memory(widened) -> None:
     x, w, b = operands(torch.bfloat16)
-    weight, mode = torch.nn.Parameter(w.T), Float32Matmul(keep=True)
-    wanted = PRODUCTS["linear"](*(each.float() for each in (x, w, b))).bfloat16()
-    with mode:
-        assert torch.equal(F.linear(x, weight, b), wanted) and torch.equal(F.linear(x, weight, b), wanted)
-    assert [kept[0] is weight for kept in mode._kept.values()] == [True]
-    with Float32Matmul() as plain:
-        F.linear(x, weight, b)
-    assert not plain._kept
+    one, other, turned = (torch.nn.Parameter(each) for each in (w.T, w.T, w))
+    wanted = F.linear(*(each.to(torch.float32) for each in (x, w.T, b))).bfloat16()
+    with widened_once():
+        for weight in (one, other, one):
+            with Float32Matmul():
+                assert torch.equal(F.linear(x, weight, b), wanted)
+        assert sum(each is one or each is other for each in widened) == 1 and sum(each is b for each in widened) == 3
+        with Float32Matmul():
+            assert torch.equal(torch.matmul(x, turned), x.to(torch.float32).matmul(w.to(torch.float32)).bfloat16())
+    with Float32Matmul():
+        F.linear(x, one, b), F.linear(x, one, b)
+    assert sum(each is one for each in widened) == 3 and matmul._kept is None
+
+
+def test_gradients_reach_a_parameter_that_was_widened_before(widened) -> None:
+    x, w, _ = operands(torch.bfloat16)
+    weight = torch.nn.Parameter(w.T)
+    with widened_once(), Float32Matmul():
+        with torch.no_grad():
+            F.linear(x, weight)
+        F.linear(x, weight).sum().backward()
+    assert weight.grad is not None and weight.grad.dtype == torch.bfloat16

@@ -14,7 +14,7 @@ from porter.comparison.behaviour.routes import Route
 from porter.comparison.logits import margin_floor
 from porter.comparison.report import SAFE_MARGIN, Behaviour, Verdict
 from porter.models.decoder import Decoder
-from porter.models.matmul import quick_matmul
+from porter.models.matmul import quick_matmul, widened_once
 
 WORDS = 16
 MOST_PARAMETERS = 500_000_000  # the port is whole in memory while it writes: 3 GB in bfloat16 on a CPU
@@ -23,7 +23,7 @@ NAME = "greedy"
 
 def write(decoder: Decoder, ids_1T: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[1, T + WORDS]: the port's own continuation."""
-    with quick_matmul(dtype, device, keep=True):
+    with widened_once(), quick_matmul(dtype, device):
         return decoder.generate(ids_1T.to(device), WORDS).cpu()
 
 

@@ -75,7 +75,7 @@ class PortRoutes:
         places, cache = self._places[route.name]
         computed: list[dict[str, Tensor]] = []
         after = []
-        with quick_matmul(self.dtype, self.device, keep=True):
+        with quick_matmul(self.dtype, self.device):
             for x_BTD, positions in zip(streams, places, strict=True):
                 computed.append({})
                 after.append(self.decoder.layer(index, x_BTD, positions, cache, computed[-1].__setitem__))

@@ -19,6 +19,7 @@ from torch import Tensor
 from porter.comparison.behaviour.lanes import CACHED, HfRoutes, Passed, PortRoutes, RouteLane, Streams
 from porter.comparison.behaviour.routes import WHOLE, Piece, Route
 from porter.comparison.verdicts import FLOORS, UNDECIDABLE
+from porter.models.matmul import widened_once
 
 STREAM = "resid_post"
 CACHE = "cache"
@@ -87,10 +88,11 @@ def walk(
     for index in range(num_layers):
         here = [route for route in routes if route.goes_through(index)]
         passed: dict[str, dict[str, Passed]] = {}
-        for side, lane in lanes.items():
-            taken = [route for route in here if side in route.sides]
-            passed[side] = {route.name: lane.layer(index, route, streams[side][route.name]) for route in taken}
-            streams[side].update({name: each.streams for name, each in passed[side].items()})
+        with widened_once():
+            for side, lane in lanes.items():
+                taken = [route for route in here if side in route.sides]
+                passed[side] = {route.name: lane.layer(index, route, streams[side][route.name]) for route in taken}
+                streams[side].update({name: each.streams for name, each in passed[side].items()})
         for lane in lanes.values():
             lane.release()
         readings += _Layer(dtype, index, passed).read(here)
