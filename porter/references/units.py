@@ -123,6 +123,7 @@ class Widened:
         theirs = [slot for slots in (*narrow.places.layers, narrow.places.rest) for slot in slots]
         self._narrow: dict[str, Slot] = {slot.name: slot for slot in theirs}
         self._tracked: set[nn.Module] = set()  # what fills them keeps them
+        self._scratch = _Scratch()
         by_module: dict[nn.Module, list[Slot]] = {}
         for wide in mine:
             by_module.setdefault(wide.module, []).append(wide)
@@ -159,7 +160,7 @@ class Widened:
         def fill(module: nn.Module, _args: Any) -> None:
             if module not in self._tracked:
                 for slot in slots:
-                    slot.fill(self._narrow[slot.name].value.double())
+                    slot.fill(self._scratch.widen(self._narrow[slot.name].value))
 
         return fill
 
@@ -167,9 +168,38 @@ class Widened:
         def clear(module: nn.Module, _args: Any, _out: Any) -> None:
             if module not in self._tracked:
                 for slot in slots:
+                    self._scratch.take_back(slot.value)
                     slot.clear()
 
         return clear
+
+
+class _Scratch:
+    """float64 memory for weights that are soon given back: fresh memory is zeroed by the kernel before it is written."""
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+        self._used: dict[int, Tensor] = {}  # by address
+
+    def widen(self, narrow: Tensor) -> Tensor:
+        """The tensor in float64; with gradients on, in memory of its own, as autograd may keep it."""
+        if torch.is_grad_enabled() or narrow.device.type != "cpu":
+            return narrow.double()
+        fitting = [each for each in self._free if each.numel() >= narrow.numel()]
+        if fitting:
+            flat = min(fitting, key=Tensor.numel)
+            self._free = [each for each in self._free if each is not flat]
+        else:
+            self._free.clear()
+            flat = torch.empty(narrow.numel(), dtype=torch.float64)
+        self._used[flat.data_ptr()] = flat
+        return flat[: narrow.numel()].view(narrow.shape).copy_(narrow)
+
+    def take_back(self, wide: Tensor) -> None:
+        """The memory of a tensor that `widen` gave may be written to from now on."""
+        flat = self._used.pop(wide.data_ptr(), None)
+        if flat is not None:
+            self._free.append(flat)
 
 
 def fill_on_demand(layers: nn.ModuleList, places: Places, weights: Weights) -> None:
