@@ -58,6 +58,7 @@ class HfReference:
         Args:
             tensors: the folder's, to share what is read with others.
             rounded: take this reference's weights and widen them, instead of the checkpoint's: golden of its dtype.
+                What was probed there is not probed again.
 
         Raises:
             WeightError: HF lacks a tensor, does not know one, or expects another shape.
@@ -84,7 +85,11 @@ class HfReference:
         self.records_attention = uses_registry(self.model)
         self._embedded = torch.empty(0)
         self._tuples = False
-        self._probe()
+        if rounded is None:
+            self._probe()
+        else:
+            self._tuples = rounded._tuples
+            self.model.config._attn_implementation = rounded.model.config._attn_implementation
 
     def golden_of(self, folder: Path) -> "HfReference":
         """Golden of this reference's dtype: HF's model of the folder in float64, on this reference's weights."""
