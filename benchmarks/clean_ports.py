@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import torch
 
-from porter.comparison.diff import diff, select_layers
+from porter.comparison.diff import diff
 from porter.comparison.preflight import load_tokenizer
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import NodeDiff, StageName
-from porter.comparison.stages import Lanes, run_stage
+from porter.comparison.stages import Lanes, run_stage, select_layers
 from porter.models.build import Build, plan_build
 from porter.references.hf import HfReference
 from porter.weights.reader import SharedTensors

@@ -21,7 +21,7 @@ from porter.comparison.preflight import check_config, check_tokenizer, load_toke
 from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName
-from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
+from porter.comparison.stages import Lanes, Selection, StageRun, run_stage, select_layers
 from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact
 from porter.errors import UsageError, closest
 from porter.models.build import Build, plan_build
@@ -178,29 +178,6 @@ def find_build(
         overrides=(*recorded.overrides, *overrides), dtype=dtype or recorded.dtype, ops=ops or recorded.ops,
         device=device or recorded.device, prompt=recorded.prompt, tokens=recorded.tokens,
     )  # fmt: skip
-
-
-def select_layers(text: str, num_layers: int) -> Selection:
-    """The selection that --layers means.
-
-    Raises:
-        UsageError: it is no list of layers, or names one the model lacks.
-    """
-    everything = frozenset(range(num_layers))
-    if text in {"all", "first-bad"}:
-        return Selection(everything, whole=True, first_bad=text == "first-bad")
-    chosen: set[int] = set()
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise UsageError(f"--layers {text!r}", "all, first-bad, or a list such as 0-3,7", "Correct it.")
-        if int(last if dash else first) >= num_layers:
-            wrong = f"--layers {text}: there is no layer {last if dash else first}"
-            raise UsageError(wrong, f"layers 0 to {num_layers - 1}", "Name layers it has.")
-        chosen.update(range(int(first), int(last if dash else first) + 1))
-    if not chosen:
-        raise UsageError(f"--layers {text}: it names no layer", f"layers 0 to {num_layers - 1}", "Put the lower first.")
-    return Selection(frozenset(chosen), whole=False, first_bad=False)
 
 
 def _planned(run: _Run) -> list[tuple[StageName, str]]:

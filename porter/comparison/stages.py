@@ -16,6 +16,7 @@ from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import measure_logits
 from porter.comparison.measure import Tally, measure_propagated
 from porter.comparison.report import Logits, NodeDiff, StageName
+from porter.errors import UsageError
 from porter.models.matmul import widened_once
 from porter.specs.schema import Dims
 
@@ -46,6 +47,29 @@ class Selection:
     @property
     def last(self) -> int:
         return max(self.layers, default=-1)
+
+
+def select_layers(text: str, num_layers: int) -> Selection:
+    """The selection that --layers means.
+
+    Raises:
+        UsageError: it is no list of layers, or names one the model lacks.
+    """
+    everything = frozenset(range(num_layers))
+    if text in {"all", "first-bad"}:
+        return Selection(everything, whole=True, first_bad=text == "first-bad")
+    chosen: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"--layers {text!r}", "all, first-bad, or a list such as 0-3,7", "Correct it.")
+        if int(last if dash else first) >= num_layers:
+            wrong = f"--layers {text}: there is no layer {last if dash else first}"
+            raise UsageError(wrong, f"layers 0 to {num_layers - 1}", "Name layers it has.")
+        chosen.update(range(int(first), int(last if dash else first) + 1))
+    if not chosen:
+        raise UsageError(f"--layers {text}: it names no layer", f"layers 0 to {num_layers - 1}", "Put the lower first.")
+    return Selection(frozenset(chosen), whole=False, first_bad=False)
 
 
 @dataclass

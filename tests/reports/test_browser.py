@@ -257,6 +257,13 @@ def test_tokens_by_keyboard_say_their_word(opened) -> None:
     assert repr(word)[1:-1].strip() in said
 
 
+def test_a_token_of_several_prompts_says_which(opened) -> None:
+    page = opened("prompts").page
+    page.locator("#tokens-0").focus()
+    assert pressed(page, "ArrowDown") == "token 0 &lt;bos&gt; of prompt 1"
+    assert pressed(page, "ArrowDown", "ArrowDown", "ArrowDown") == "token 0 a of prompt 2"
+
+
 def test_tabs_by_keyboard(opened) -> None:
     page = opened("failing").page
     page.locator("#nodes [aria-selected=true]").focus()
