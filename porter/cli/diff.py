@@ -30,6 +30,7 @@ PLACE = click.Path(path_type=Path)
 )
 @click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
 @click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there, and read them.")
+@click.option("--self-check", is_flag=True, help="Put known faults into the port, and exit 1 if one is missed.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
@@ -45,6 +46,7 @@ def diff(
     stages: str,
     axes: bool,
     golden_cache: Path | None,
+    self_check: bool,
     timings: bool,
     **build_flags: object,
 ) -> None:
@@ -66,7 +68,7 @@ def diff(
     with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
             model, reference=reference, layers=layers, prompts=prompts, progress=progress,
-            fail_on=_names(fail_on), stages=_names(stages), golden_cache=golden_cache,
+            fail_on=_names(fail_on), stages=_names(stages), golden_cache=golden_cache, self_check=self_check,
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})

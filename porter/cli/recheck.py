@@ -39,7 +39,8 @@ def recheck(
     from porter.reports.json_report import to_json, to_text
     from porter.reports.read_json import read_report
     from porter.reports.recheck import recheck as judge_again
-    from porter.reports.terminal import render, render_axes
+    from porter.reports.terminal import render
+    from porter.reports.terminal_tables import render_axes
     from porter.reports.write import write_file
 
     found = judge_again(read_report(report), thresholds)

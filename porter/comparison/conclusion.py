@@ -11,7 +11,8 @@ import torch
 import transformers
 
 from porter import __version__
-from porter.comparison.report import Axis, Behaviour, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
+from porter.comparison.observed import Axis, Injected
+from porter.comparison.report import Behaviour, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import all_limits, conclude
 from porter.models.build import Build
@@ -31,6 +32,7 @@ class Findings:
     logits: list[Logits] = field(default_factory=list)
     axes: list[Axis] = field(default_factory=list)
     behaviour: list[Behaviour] = field(default_factory=list)
+    self_check: list[Injected] = field(default_factory=list)
     declared: set[str] = field(default_factory=set)
     golden: Mapping[str, str | int] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -48,7 +50,8 @@ def make_report(
 ) -> DiffReport:
     """The report of what was found, judged as a whole."""
     missing = sum(node.status == "NOT_COMPARED" for node in found.nodes)
-    verdict, exit_code = conclude(found.stages, found.checks, missing, fail_on)
+    missed = sum(each.outcome == "missed" for each in found.self_check)
+    verdict, exit_code = conclude(found.stages, found.checks, missing, fail_on, missed)
     what = f"{build.name}, {'executor' if ops == 'reference' else 'fused Triton ops'}"
     report = DiffReport(
         name=build.name,
@@ -77,6 +80,7 @@ def make_report(
         fail_on=tuple(fail_on),
         behaviour=tuple(found.behaviour),
         golden=found.golden,
+        self_check=tuple(found.self_check),
     )
     return replace(report, sentence=sentence(report))
 

@@ -16,11 +16,13 @@ from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
 from porter.comparison.conclusion import Findings, make_report
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
-from porter.comparison.observability import Captured, observe_axes
+from porter.comparison.observability import observe_axes
+from porter.comparison.one_unit import Captured
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName
+from porter.comparison.self_check import check_itself
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage, select_layers
 from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact
 from porter.errors import UsageError, closest
@@ -49,6 +51,7 @@ class _Run:
     stages: frozenset[str]
     cache: GoldenCache | None
     progress: Progress
+    self_check: bool
     reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
@@ -82,6 +85,7 @@ def diff(
     fail_on: Sequence[str] = (),
     stages: Sequence[str] = (),
     golden_cache: Path | None = None,
+    self_check: bool = False,
     progress: Progress | None = None,
     command: str = "",
 ) -> DiffReport:
@@ -96,6 +100,7 @@ def diff(
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
         stages: semantics, precision (each with exact), behaviour; none: all.
         golden_cache: a folder where golden and the reference are read from, and kept; None: they are run.
+        self_check: put known faults into the port too, and see whether this run catches them.
         progress: told what there is to do, and each unit when it is done.
 
     Returns:
@@ -114,8 +119,11 @@ def diff(
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
+    if self_check and (selection.first_bad or set(stages) == {"behaviour"}):
+        other = "--layers first-bad" if selection.first_bad else "--stage behaviour"
+        raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
     wanted = frozenset(stages or STAGES)
-    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent())
+    run = _Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check)
     with run.timed("weights"):
         folder = build.checkpoint()
         run.reader = build.reader()
@@ -140,6 +148,12 @@ def diff(
                 build.blueprint, run.reader, run.captured, getattr(torch, build.dtype), run.device
             )
         run.progress.done("observability", "axes")
+        if self_check:
+            with run.timed("self-check"):
+                run.found.self_check = check_itself(
+                    build, folder, run.reader, run.captured, run.found.axes, ops=run.ops, device=at
+                )
+            run.progress.done("self-check", "faults")
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
     )
@@ -207,6 +221,7 @@ def _plan(run: _Run) -> list[Work]:
             work.append(Work(f"behaviour {dtype}", count_units(run.build, dtype, longest), longest))
     if run.stages != {"behaviour"} and not selection.first_bad:
         work.append(Work("observability", 1, 2 * longest))  # 4 % of the time of a diff of Gemma-3-270M
+        work += [Work("self-check", 1, 10 * longest)] if run.self_check else []
     return work
 
 
@@ -291,4 +306,4 @@ def _longest(prompts: Sequence[Prompt]) -> Prompt:
 def _by(run: _Run) -> frozenset[str]:
     """What axes can be seen by: bits are compared in the port's dtype with precision, in float32 with semantics."""
     own = "semantics" if run.build.dtype == "float32" else "precision"
-    return frozenset({"semantics"} & run.stages) | ({"exact"} if own in run.stages else set())
+    return run.stages & {"semantics", "precision"} | ({"exact"} if own in run.stages else set())

@@ -5,43 +5,24 @@ when it moves a bit in the port's dtype; otherwise this prompt and these weights
 could not show anything: a stage left out with --stage, a unit left out with --layers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from porter.comparison.faults import Fault, axis_faults
-from porter.comparison.lanes import Nodes, PortLane
+from porter.comparison.lanes import Nodes
 from porter.comparison.measure import GAUGES
-from porter.comparison.report import Axis
+from porter.comparison.observed import Axis
+from porter.comparison.one_unit import Captured, full_name, run_unit
 from porter.comparison.verdicts import FLOORS, THRESHOLDS
-from porter.models.decoder import Decoder, Streamed
-from porter.models.ops import make_ops
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import SharedTensors, WeightReader
 
-_CHUNK = 16  # tokens of the head that are looked at
 _LEFT_OUT = {"embed": "the embedding was not compared", "head": "the head was not compared"}
 By = Literal["semantics", "exact"]
-
-
-@dataclass(frozen=True)
-class Captured:
-    """What was compared, on which inputs.
-
-    Attributes:
-        ids_BT: [1, T].
-        inputs: of the units that were compared: layer -> [1, T, D]; the number of layers stands for the head.
-        embedding: whether the embedding was compared.
-        by: semantics: the float32 model against golden; exact: bits in the port's dtype.
-    """
-
-    ids_BT: Tensor
-    inputs: Mapping[int, Tensor]
-    embedding: bool = True
-    by: frozenset[str] = field(default=frozenset(("semantics", "exact")))
 
 
 @dataclass(frozen=True)
@@ -62,7 +43,7 @@ def observe_axes(
         Axis(
             path=fault.path, value=fault.value, tried=fault.tried,
             seen=seen.by if seen else None, node=seen.node if seen else None,
-            reason="" if seen else _blindness(fault, captured, blueprint.dims.layers, dtype),
+            reason="" if seen else explain_blindness(fault, captured, blueprint.dims.layers, dtype),
         )
         for fault, seen in zip(faults, found, strict=True)
     ]  # fmt: skip
@@ -79,11 +60,12 @@ def observe(
     """Where each fault shows first. A unit's weights are read once for each dtype, and no other's are in memory."""
     found: dict[int, Seen] = {}
     for name in dict.fromkeys(fault.unit for fault in faults):
-        if not _was_compared(name, captured, blueprint.dims.layers):
+        if not captured.was_compared(name, blueprint.dims.layers):
             continue
         own = [index for index, fault in enumerate(faults) if fault.unit == name]
         unit: _Unit | None = None
-        for by, kind in (("semantics", torch.float32), ("exact", dtype)):
+        passes: tuple[tuple[By, torch.dtype], ...] = (("semantics", torch.float32), ("exact", dtype))
+        for by, kind in passes:
             left = [i for i in own if i not in found and not (by == "semantics" and faults[i].rounding)]
             if not left or by not in captured.by:
                 continue
@@ -91,9 +73,9 @@ def observe(
                 unit = None  # before the next, so that the weights of one lie in memory
                 unit = _Unit(name, blueprint, reader, captured, kind, device)
             for i in left:
-                node = unit.first(faults[i].blueprint, by)
+                node = unit.first(faults[i], by)
                 if node is not None:
-                    found[i] = Seen("semantics" if by == "semantics" else "exact", node)
+                    found[i] = Seen(by, node)
     return [found.get(index) for index in range(len(faults))]
 
 
@@ -111,54 +93,35 @@ class _Unit:
     ) -> None:
         self.name, self.captured, self.dtype, self.device = name, captured, dtype, device
         self.reader = replace(reader, shared=SharedTensors(reader.checkpoint))
-        self.base = self._run(blueprint)
+        self.blueprint = blueprint
+        self.base = self._run(None)
 
-    def first(self, changed: Blueprint, by: str) -> str | None:
-        """The first node that a change moves, under its full name; gauges cannot fail in semantics."""
-        nodes = self._run(changed)
+    def first(self, fault: Fault, by: By) -> str | None:
+        """The first node that a fault moves, under its full name."""
+        nodes = self._run(fault)
         for node, value in self.base.items():
-            if node in nodes and not (by == "semantics" and node in GAUGES) and _DIFFERS[by](nodes[node], value):
-                return f"{self.name}.{node}" if self.name.startswith("layers.") else node
+            if node in nodes and shows(by, node, nodes[node], value):
+                return full_name(self.name, node)
         return None
 
-    @torch.no_grad()
-    def _run(self, blueprint: Blueprint) -> Nodes:
-        loader = Streamed(blueprint, make_ops("reference"), self.reader, self.dtype, self.device)
-        lane = PortLane(Decoder(blueprint, loader), self.dtype, self.device)
-        lane.start(self.captured.ids_BT)
-        if self.name == "embed":
-            return lane.embed()
-        place = _input_of(self.name, blueprint.dims.layers)
-        x_BTD = self.captured.inputs[place].to(self.device, self.dtype)
-        return lane.head(x_BTD[:, -_CHUNK:]) if self.name == "head" else lane.layer(place, x_BTD)
+    def _run(self, fault: Fault | None) -> Nodes:
+        blueprint, reader = (fault.blueprint, fault.reader(self.reader)) if fault else (self.blueprint, self.reader)
+        return run_unit(self.name, blueprint, reader, self.captured, dtype=self.dtype, device=self.device)
 
 
-def _input_of(unit: str, num_layers: int) -> int:
-    """Where `inputs` holds what a unit is given."""
-    return num_layers if unit == "head" else int(unit.removeprefix("layers."))
-
-
-def _was_compared(unit: str, captured: Captured, num_layers: int) -> bool:
-    return captured.embedding if unit == "embed" else _input_of(unit, num_layers) in captured.inputs
-
-
-def _fails(changed: Tensor, base: Tensor) -> bool:
-    """Moved past what float32 fails at, were the reference's error at the floor."""
+def shows(by: By, node: str, changed: Tensor, base: Tensor) -> bool:
+    """semantics: moved past what float32 fails at, were the reference's error at the floor; a gauge cannot fail."""
+    if by == "exact":
+        return not torch.equal(changed, base)
     size = float(torch.linalg.vector_norm(base))
     relative = float(torch.linalg.vector_norm(changed - base)) / size if size else 0.0
-    return relative > THRESHOLDS["semantics"]["float32"]["rho"][1] * FLOORS["float32"]
+    return node not in GAUGES and relative > THRESHOLDS["semantics"]["float32"]["rho"][1] * FLOORS["float32"]
 
 
-_DIFFERS: dict[str, Callable[[Tensor, Tensor], bool]] = {
-    "semantics": _fails,
-    "exact": lambda changed, base: not torch.equal(changed, base),
-}
-
-
-def _blindness(fault: Fault, captured: Captured, num_layers: int, dtype: torch.dtype) -> str:
+def explain_blindness(fault: Fault, captured: Captured, num_layers: int, dtype: torch.dtype) -> str:
     """Why a change stayed hidden, as far as it can be told."""
     name, length, called = fault.path.rpartition(".")[2], captured.ids_BT.shape[1], str(dtype).removeprefix("torch.")
-    if not _was_compared(fault.unit, captured, num_layers):
+    if not captured.was_compared(fault.unit, num_layers):
         return _LEFT_OUT.get(fault.unit, "no layer of its kind was compared")
     if name == "window" and length <= int(fault.value):
         return f"{length} tokens do not pass the window of {fault.value}"

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from porter.comparison.observed import Axis, Injected
+
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
 StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
 NodeKind = Literal["observable", "gauge"]
@@ -226,25 +228,6 @@ class Behaviour:
 
 
 @dataclass(frozen=True)
-class Axis:
-    """Whether this run could have shown a change of one axis, found by changing it.
-
-    Attributes:
-        value, tried: the spec's value and the one tried instead.
-        seen: where it showed: "semantics", "exact", or None when it could not be seen.
-        node: the first node that showed it.
-        reason: why it could not be seen.
-    """
-
-    path: str
-    value: str
-    tried: str
-    seen: Literal["semantics", "exact"] | None
-    node: str | None
-    reason: str
-
-
-@dataclass(frozen=True)
 class Side:
     """One side of the comparison: what it is and how it ran."""
 
@@ -295,6 +278,7 @@ class DiffReport:
     fail_on: tuple[str, ...] = ()  # what counted as divergence besides FAIL
     behaviour: tuple[Behaviour, ...] = ()
     golden: Mapping[str, str | int] = field(default_factory=dict)  # the cache it came from; empty: it was run
+    self_check: tuple[Injected, ...] = ()  # empty where none was asked for
 
     @property
     def compared(self) -> int:
@@ -310,6 +294,11 @@ class DiffReport:
     def first_misbehaviour(self) -> Behaviour | None:
         """The first failing check of the behaviour stage."""
         return next((check for check in self.behaviour if check.status == "FAIL"), None)
+
+    @property
+    def missed(self) -> tuple[Injected, ...]:
+        """The known faults that this run should have caught and did not."""
+        return tuple(each for each in self.self_check if each.outcome == "missed")
 
     def of_stage(self, stage: StageName) -> Iterator[NodeDiff]:
         return (node for node in self.nodes if node.stage == stage)

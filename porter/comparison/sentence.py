@@ -2,6 +2,7 @@
 
 import shlex
 
+from porter.comparison.observed import Injected
 from porter.comparison.report import Behaviour, DiffReport, NodeDiff
 from porter.comparison.verdicts import suspects
 
@@ -27,6 +28,8 @@ def sentence(report: DiffReport) -> str:
         return _failed(report, fail)
     if report.first_misbehaviour is not None:
         return _misbehaved(report, report.first_misbehaviour)
+    if report.missed and report.verdict == "FAIL":
+        return _missed(report, report.missed[0])
     if report.verdict == "PASS":
         dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages if stage.dtype))
         if not report.compared:
@@ -60,6 +63,15 @@ def next_command(report: DiffReport) -> str:
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
     return f"{where}; look at {suspects(fail.name)}; next: {next_command(report)}"
+
+
+def _missed(report: DiffReport, first: Injected) -> str:
+    of = sum(each.outcome != "unobservable" for each in report.self_check)
+    what = f"{first.path} ({first.value} → {first.tried})" if first.value else f"{first.path} ({first.tried})"
+    return (
+        f"FAIL: the self-check missed {len(report.missed)} of {of} observable faults, first {what}: {first.reason}; "
+        "what this run passes may be wrong."
+    )
 
 
 def _misbehaved(report: DiffReport, fail: Behaviour) -> str:

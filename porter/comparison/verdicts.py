@@ -126,14 +126,21 @@ def summarize_exact(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
 
 
 def conclude(
-    stages: Iterable[Stage], checks: Iterable[Check], missing: int, fail_on: Iterable[str]
+    stages: Iterable[Stage], checks: Iterable[Check], missing: int, fail_on: Iterable[str], missed: int = 0
 ) -> tuple[Verdict, int]:
-    """The verdict of the whole run and its exit code."""
+    """The verdict of the whole run and its exit code.
+
+    Args:
+        missing: nodes that were not compared.
+        missed: known faults that the self-check should have caught and did not.
+    """
     stages, promoted = list(stages), set(fail_on)
     statuses = {stage.status for stage in stages if stage.name != "exact"}
     unequal = any(stage.name == "exact" and stage.status == "WARN" for stage in stages)
     if any(check.status == "FAIL" for check in checks):
         return "FAIL", 5
+    if missed:
+        return "FAIL", EXIT["FAIL"]
     if not any(stage.compared for stage in stages) or statuses <= {"INCONCLUSIVE", "NOT_COMPARED"}:
         return "INCONCLUSIVE", EXIT["INCONCLUSIVE"]
     warned = "WARN" in statuses or any(check.status == "WARN" for check in checks)

@@ -14,6 +14,7 @@ from porter.reports.logits_panel import logits_panel
 from porter.reports.markup import Html, join, tag
 from porter.reports.page import button, figures_json, icon, pinned, place, plotly_script, template
 from porter.reports.plots import layer_curves
+from porter.reports.self_check_table import self_check_table
 from porter.reports.summary import coverage, nodes_of, peak, worst_of
 
 ICON_COLOURS: dict[Verdict, str] = {
@@ -51,6 +52,7 @@ def to_html(report: DiffReport) -> str:
         behaviour=behaviour_table(report),
         preflight=sections.preflight_table(report),
         axes=sections.axes_table(report),
+        self_check=self_check_table(report),
         environment=sections.environment(report),
     )
 

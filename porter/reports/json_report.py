@@ -8,9 +8,9 @@ import json
 import math
 from typing import Any, TypeVar
 
+from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import (
     SCHEMA,
-    Axis,
     DiffReport,
     Local,
     Logits,
@@ -22,7 +22,7 @@ from porter.comparison.report import (
 
 REWRITE = "run porter diff again to write the report anew"
 Json = dict[str, Any]
-Flat = TypeVar("Flat", Stage, Axis, Logits, Propagated)
+Flat = TypeVar("Flat", Stage, Axis, Injected, Logits, Propagated)
 
 
 def to_json(report: DiffReport) -> Json:
@@ -63,6 +63,7 @@ def to_json(report: DiffReport) -> Json:
         "logits": [{**_fields(logits), "at": [_fields(each) for each in logits.at]} for logits in report.logits],
         "behaviour": [_fields(check) for check in report.behaviour],
         "axes": [_fields(axis) for axis in report.axes],
+        "self_check": [_fields(fault) for fault in report.self_check],
         "artifacts": {"html": "report.html"},
         "timings": {step: _encode(seconds) for step, seconds in report.timings_s.items()},
         "warnings": list(report.warnings),

@@ -8,7 +8,8 @@ from rich.console import Console
 
 from porter.comparison.report import DiffReport
 from porter.reports.json_report import to_json
-from porter.reports.terminal import render, render_axes, render_timings
+from porter.reports.terminal import render, render_timings
+from porter.reports.terminal_tables import render_axes, render_self_check
 from porter.reports.write import write_report
 
 
@@ -29,5 +30,7 @@ def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bo
         render_timings(report, Console(stderr=True))
     if axes:
         render_axes(report, Console(highlight=False))
+    if report.self_check:
+        render_self_check(report, Console(highlight=False))
     render(report, Console(highlight=False), page=folder / "report.html")
     return folder

@@ -28,7 +28,7 @@ def recheck(report: DiffReport, thresholds: Iterable[str]) -> DiffReport:
     nodes = tuple(_judged(node, limits) for node in report.nodes)
     stages = tuple(_summed(stage, nodes) for stage in report.stages)
     missing = sum(node.status == "NOT_COMPARED" for node in nodes)
-    verdict, exit_code = conclude(stages, report.preflight, missing, report.fail_on)
+    verdict, exit_code = conclude(stages, report.preflight, missing, report.fail_on, len(report.missed))
     again = replace(
         report,
         nodes=nodes,

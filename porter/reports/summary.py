@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from porter.comparison.report import Axis, DiffReport, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.observed import Axis, Injected
+from porter.comparison.report import DiffReport, Local, NodeDiff, Stage, StageName, Verdict
 
 SEVERITY: tuple[Verdict, ...] = ("NOT_COMPARED", "PASS", "WARN", "INCONCLUSIVE", "FAIL")
 BEFORE_LAYERS = "embed"
@@ -162,6 +163,24 @@ def coverage(report: DiffReport, most: int | None = 6) -> str:
     """What the run compared and what it was blind to, as one line; at most `most` axes are named."""
     line, unseen = f"{compared_in(report)}; {axes_seen(report)}", blind_to(report, most)
     return f"{line}; blind to: {unseen}" if unseen else line
+
+
+def self_check_line(report: DiffReport) -> str:
+    """self-check: 38 of 38 observable faults caught, 6 unobservable; empty where there was none."""
+    outcomes = [each.outcome for each in report.self_check]
+    if not outcomes:
+        return ""
+    caught, missed = outcomes.count("caught"), outcomes.count("missed")
+    hidden = outcomes.count("unobservable")
+    later = sum(each.outcome == "caught" and each.node != each.expected for each in report.self_check)
+    line = f"self-check: {caught} of {caught + missed} observable faults caught, {hidden} unobservable"
+    return f"{line}; {later} caught at another node than they move first" if later else line
+
+
+def worst_first(report: DiffReport) -> list[Injected]:
+    """The faults of the self-check, missed before unobservable before caught."""
+    order = ("missed", "unobservable", "caught")
+    return sorted(report.self_check, key=lambda each: order.index(each.outcome))
 
 
 def token_summary(report: DiffReport) -> str:

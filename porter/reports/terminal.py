@@ -9,10 +9,8 @@ from rich.text import Text
 
 from porter.comparison.report import DiffReport, NodeDiff, Stage, Verdict
 from porter.reports.summary import (
-    NO_AXES,
     Block,
     bits,
-    blind_first,
     blocks,
     coverage,
     describe_worst,
@@ -21,6 +19,7 @@ from porter.reports.summary import (
     nodes_of,
     offenders,
     peak,
+    self_check_line,
     shortlist,
     token_summary,
     worst_status,
@@ -72,6 +71,8 @@ def render(report: DiffReport, console: Console, *, page: Path | None = None) ->
     for warning in report.warnings:
         _line(console, ("note ", COLOURS["WARN"]), warning)
     _line(console, (coverage(report), QUIET))
+    if report.self_check:
+        _line(console, (self_check_line(report), COLOURS["FAIL"] if report.missed else QUIET))
     if page is not None:
         _line(console, (f"report: {page}", QUIET), wrap=False)
     console.print()
@@ -91,20 +92,6 @@ def render_timings(report: DiffReport, console: Console) -> None:
         table.add_row(Text(step), f"{seconds:.1f}", f"{share:.0%}", Text("█" * round(20 * share), QUIET))
     table.add_row("total", f"{total:.1f}", "", style="bold")
     console.print(table)
-
-
-def render_axes(report: DiffReport, console: Console) -> None:
-    """Prints each axis with the value tried instead and where it showed; those that could not show come first."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style=QUIET)
-    table.add_column("axis", no_wrap=True)
-    table.add_column("value → tried instead", overflow="fold")
-    table.add_column("shows in, or why not")
-    for axis in blind_first(report):
-        seen = (f"{axis.seen} at {axis.node}", "") if axis.seen else ("not seen: ", COLOURS["WARN"])
-        change = f"{axis.value} → {axis.tried}"
-        table.add_row(Text(axis.path), Text(change), Text.assemble(seen, (axis.reason, QUIET)))
-    console.print(table if report.axes else Text(NO_AXES, QUIET))
-    console.print()
 
 
 def _line(console: Console, *parts: str | tuple[str, str] | Text, wrap: bool = True) -> None:

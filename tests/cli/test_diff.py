@@ -1,6 +1,7 @@
 """porter diff on the command line: reports, selections, refusals, interruption."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -108,6 +109,30 @@ def test_axes_are_listed_when_asked_for_and_on_a_written_report_too() -> None:
     assert again.exit_code == 0 and window in again.stdout
     assert window not in porter("recheck", next(Path().rglob("report.json"))).stdout
     assert "blind to: " in result.stdout and "it was blind to " in result.stdout.strip().splitlines()[-1]
+
+
+def test_the_self_check_is_a_line_and_a_table_in_all_reports() -> None:
+    given = ["llama", *TINY, "--tokens", "6", "--stage", "semantics,precision", "--self-check"]
+    result = porter("diff", *given)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^self-check: (\d+) of \1 observable faults caught, \d unobservable$", result.stdout, re.M)
+    assert re.search(r"^layers\.0\.mlp\.down\.weight +× 1\.01 +semantics at", result.stdout, re.M)
+    document = json.loads(next(Path().rglob("report.json")).read_text())
+    assert {each["outcome"] for each in document["self_check"]} == {"caught", "unobservable"}
+    page = next(Path().rglob("report.html")).read_text()
+    assert "observable faults caught" in page and "layers.0.mlp.gate, up" in page
+    assert "self-check" in document["timings"]
+    refused(porter("diff", *given, "--layers", "first-bad"), 2, "--self-check with --layers first-bad")
+
+
+def test_a_missed_fault_exits_with_1_and_stays_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = ["llama", *TINY, "--tokens", "6", "--stage", "semantics", "--self-check"]
+    with monkeypatch.context() as patch:
+        patch.setattr("porter.comparison.measure.judge", lambda *given: ("PASS", ""))
+        result = porter("diff", *given)
+    assert result.exit_code == 1 and result.stdout.splitlines()[-1].startswith("FAIL: the self-check missed ")
+    again = porter("recheck", next(Path().rglob("report.json")), "--threshold", "f32.rho.fail=20")
+    assert again.exit_code == 1 and "the self-check missed" in again.stdout
 
 
 def test_fail_on_exact_makes_other_rounding_exit_with_1() -> None:

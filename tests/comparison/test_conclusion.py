@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from porter.comparison.conclusion import Findings, make_report
-from porter.comparison.report import Axis, Check, DiffReport, Local, NodeDiff, Stage
+from porter.comparison.observed import Axis
+from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Stage
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import all_limits
 from tests.models.tiny import tiny

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from porter.comparison.diff import diff
-from porter.comparison.observability import Captured, observe_axes
-from porter.comparison.report import Axis
+from porter.comparison.observability import observe_axes
+from porter.comparison.observed import Axis
+from porter.comparison.one_unit import Captured
 from porter.weights import reader
 from porter.weights.reader import read_finite
 from tests.models.tiny import tiny

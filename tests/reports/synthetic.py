@@ -5,8 +5,8 @@ import random
 from dataclasses import replace
 from functools import cache
 
+from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import (
-    Axis,
     Check,
     DiffReport,
     Local,
@@ -171,6 +171,18 @@ AXES = (
     Axis("block.rope.scaling", "null", "linear 8", None, None, "the prompt ends at 640 of 32768 positions"),
 )
 
+FAULTS = (
+    Injected("block.mlp.act", "gelu_tanh", "gelu", "caught", "semantics", "layers.0.mlp.act", 912.0,
+             "layers.0.mlp.act", ""),
+    Injected("layers.0.attn.o.weight", "", "× 1.01", "caught", "semantics", "layers.0.resid_mid", 41.0,
+             "layers.0.attn.out", ""),
+    Injected("block.norm.math", "scale_then_cast", "cast_then_scale", "caught", "exact", "layers.0.attn.norm", None,
+             "layers.0.attn.norm", ""),
+    Injected("final.softcap", "null", "30", "unobservable", None, None, None, None, "no logit passes 30"),
+    Injected("layers.0.mlp.gate, up", "", "each other’s", "missed", None, None, None, "layers.0.mlp.act",
+             "no node passed a threshold or moved a bit"),
+)  # fmt: skip
+
 
 @cache
 def logits_at(dtype: str, seed: int) -> tuple[LogitsAt, ...]:
@@ -275,7 +287,7 @@ def failing() -> DiffReport:
         "FAIL at layers.0.mlp.act in semantics fp32: ρ 912 where 10 fails, while bf16 passes; "
         "next: porter explain gemma-3-270m"
     )
-    report = make(nodes, "FAIL", 1, sentence)
+    report = replace(make(nodes, "FAIL", 1, sentence), self_check=FAULTS)
     return replace(report, overrides=("block.mlp.act=gelu",), command=f"{report.command} --set block.mlp.act=gelu")
 
 

@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from porter.reports import render
-from porter.reports.terminal import MOST_OFFENDERS, render_axes, render_timings
+from porter.reports.terminal import MOST_OFFENDERS, render_timings
+from porter.reports.terminal_tables import render_axes, render_self_check
 from tests.reports import synthetic
 
 REPORTS = pytest.mark.parametrize("name", list(synthetic.ALL))
@@ -161,3 +162,18 @@ def test_no_axes_are_said_to_be_none() -> None:
     assert (
         axes_printed(synthetic.inconclusive())[0] == "No axis was tried: this run cannot say what it could have seen."
     )
+
+
+def test_the_self_check_is_a_line_and_a_table_with_what_was_missed_first() -> None:
+    report = synthetic.failing()
+    line = "self-check: 3 of 4 observable faults caught, 1 unobservable; 1 caught at another node than they move first"
+    assert line in shown(report, width=160) and "self-check" not in shown(synthetic.passing())
+    console = Console(file=io.StringIO(), width=160, color_system=None)
+    render_self_check(report, console)
+    rows = [re.split(r" {2,}", line.strip()) for line in console.file.getvalue().splitlines() if line.strip()]
+    assert rows[0] == ["fault", "value → tried instead", "caught by, or why not"]
+    assert rows[1][:2] == ["layers.0.mlp.gate, up", "each other’s"] and rows[1][2].startswith("missed: no node passed")
+    assert rows[2] == ["final.softcap", "null → 30", "unobservable: no logit passes 30"]
+    assert rows[3][2] == "semantics at layers.0.mlp.act, ρ 912"
+    assert rows[4][2] == "semantics at layers.0.resid_mid, ρ 41.0; moves layers.0.attn.out first"
+    assert rows[5][2] == "exact at layers.0.attn.norm"
