@@ -116,15 +116,15 @@ def test_exit_codes_are_those_of_the_command_line() -> None:
 
 
 def test_thresholds_are_those_of_the_code() -> None:
-    from porter.comparison.verdicts import FLOORS, THRESHOLDS
+    from porter.comparison.verdicts import FLOORS, SYMBOLS, THRESHOLDS
 
     stated = {row[0]: re.findall(r"(ρ\w*) [≤>] ([\d.]+)", " ".join(row[1:])) for row in table("")}
-    for stage in THRESHOLDS.values():
-        for dtype, limits in stage.items():
-            numbers = next(cells for name, cells in stated.items() if dtype in name)
-            names = {"rho": "ρ", "rho_tok": "ρ_tok"}
+    for stage, by_dtype in THRESHOLDS.items():
+        for dtype, limits in by_dtype.items():
+            row = "gradients" if stage == "gradients" else dtype
+            numbers = next(cells for name, cells in stated.items() if row in name)
             for metric, (good, bad) in limits.items():
-                assert [float(value) for name, value in numbers if name == names[metric]] == [good, bad, bad]
+                assert [float(value) for name, value in numbers if name == SYMBOLS[metric]] == [good, bad, bad]
     assert FLOORS["float32"] == 4 * 2.0**-24 and FLOORS["bfloat16"] < 2.0**-9  # four units; one rounded store
 
 

@@ -25,9 +25,8 @@ PLACE = click.Path(path_type=Path)
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
-@click.option(
-    "--stage", "stages", default="", metavar="LIST", help="Of semantics, precision, behaviour.  [default: all]"
-)
+@click.option("--stage", "stages", default="", metavar="LIST", help="Of semantics, precision, gradients, behaviour.")
+@click.option("--grad", is_flag=True, help="Compare gradients too, which the default stages leave out.")
 @click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
 @click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there, and read them.")
 @click.option("--self-check", is_flag=True, help="Put known faults into the port, and exit 1 if one is missed.")
@@ -44,6 +43,7 @@ def diff(
     json_path: str | None,
     fail_on: str,
     stages: str,
+    grad: bool,
     axes: bool,
     golden_cache: Path | None,
     self_check: bool,
@@ -68,7 +68,7 @@ def diff(
     with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
             model, reference=reference, layers=layers, prompts=prompts, progress=progress,
-            fail_on=_names(fail_on), stages=_names(stages), golden_cache=golden_cache, self_check=self_check,
+            fail_on=_names(fail_on), stages=_names(stages), grad=grad, golden_cache=golden_cache, self_check=self_check,
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})

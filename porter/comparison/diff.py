@@ -14,6 +14,7 @@ from porter.comparison.behaviour.stage import count_units, run_behaviour
 from porter.comparison.behaviour.walk import Sides
 from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
 from porter.comparison.conclusion import Findings, make_report
+from porter.comparison.gradients.run import run_gradients
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
 from porter.comparison.observability import observe_axes
@@ -22,21 +23,22 @@ from porter.comparison.preflight import check_config, check_tokenizer, load_toke
 from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, StageName
+from porter.comparison.request import check_words, find_build
 from porter.comparison.self_check import check_itself
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage, select_layers
-from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact
-from porter.errors import UsageError, closest
-from porter.models.build import Build, plan_build
-from porter.models.choices import DEFAULT_DTYPE, pick_device, pick_ops
+from porter.comparison.verdicts import FAIL_ON, summarize, summarize_behaviour, summarize_exact, summarize_gradients
+from porter.errors import UsageError
+from porter.models.build import Build
+from porter.models.choices import pick_device, pick_ops
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
-from porter.models.records import read_build
 from porter.references.golden_cache import GoldenCache, Units
 from porter.references.identity import reference_identity
 from porter.specs.axes import first_of_each_kind
 from porter.weights.reader import SharedTensors, WeightReader
 
-STAGES = ("semantics", "precision", "behaviour")
+STAGES = ("semantics", "precision", "gradients", "behaviour")
+DEFAULT_STAGES = ("semantics", "precision", "behaviour")
 _ORDER = ("exact", *STAGES)
 
 
@@ -84,6 +86,7 @@ def diff(
     tokens: int | None = None,
     fail_on: Sequence[str] = (),
     stages: Sequence[str] = (),
+    grad: bool = False,
     golden_cache: Path | None = None,
     self_check: bool = False,
     progress: Progress | None = None,
@@ -98,7 +101,8 @@ def diff(
         overrides: axis=value, changing the port alone, after the build's own.
         prompt, prompts, tokens: see read_prompts.
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
-        stages: semantics, precision (each with exact), behaviour; none: all.
+        stages: semantics, precision (each with exact), gradients, behaviour; none: all but gradients.
+        grad: gradients besides, in float32 and in the port's dtype.
         golden_cache: a folder where golden and the reference are read from, and kept; None: they are run.
         self_check: put known faults into the port too, and see whether this run catches them.
         progress: told what there is to do, and each unit when it is done.
@@ -111,18 +115,18 @@ def diff(
     """
     if reference != "hf":
         raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
-    _check_words("--fail-on", fail_on, FAIL_ON)
-    _check_words("--stage", stages, STAGES)
+    check_words("--fail-on", fail_on, FAIL_ON)
+    check_words("--stage", stages, STAGES)
     cache = None if golden_cache is None else GoldenCache(golden_cache)
     build = find_build(model, size, weights, overrides, dtype, ops, device)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
-    if self_check and (selection.first_bad or set(stages) == {"behaviour"}):
-        other = "--layers first-bad" if selection.first_bad else "--stage behaviour"
+    wanted = frozenset(stages or DEFAULT_STAGES) | ({"gradients"} if grad else set())
+    if self_check and (selection.first_bad or not wanted & {"semantics", "precision"}):
+        other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
         raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
-    wanted = frozenset(stages or STAGES)
     run = _Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check)
     with run.timed("weights"):
         folder = build.checkpoint()
@@ -159,41 +163,6 @@ def diff(
     )
 
 
-def _check_words(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for each in given:
-        if each not in known:
-            raise UsageError(f"{flag} {each!r}", closest(each, known), f"Any of {', '.join(known)}, with commas.")
-
-
-def find_build(
-    model: str | Build | None,
-    size: str | None,
-    weights: str | None,
-    overrides: Sequence[str],
-    dtype: str | None,
-    ops: str | None,
-    device: str | None,
-) -> Build:
-    """The build a model argument means, with the flags over its record."""
-    if isinstance(model, Build):
-        recorded: Build | None = model
-    else:
-        recorded = None if model and size else read_build(model)
-    if recorded is None:
-        assert isinstance(model, str)
-        return plan_build(
-            model, size=size, weights=weights, overrides=overrides, dtype=dtype or DEFAULT_DTYPE, ops=ops or "auto",
-            device=device or "auto", prompt=None, tokens=None,
-        )  # fmt: skip
-    if weights is None and size is None and dtype is None and not overrides:
-        return replace(recorded, ops=ops or recorded.ops, device=device or recorded.device)
-    return plan_build(
-        recorded.spec, size=size or recorded.size, weights=weights or recorded.weights,
-        overrides=(*recorded.overrides, *overrides), dtype=dtype or recorded.dtype, ops=ops or recorded.ops,
-        device=device or recorded.device, prompt=recorded.prompt, tokens=recorded.tokens,
-    )  # fmt: skip
-
-
 def _planned(run: _Run) -> list[tuple[StageName, str]]:
     """The stages that compare nodes, with their dtypes."""
     stages: list[tuple[StageName, str]] = [("semantics", "float32")]
@@ -217,9 +186,13 @@ def _plan(run: _Run) -> list[Work]:
     for stage, dtype in _planned(run):
         if stage in run.stages:
             work += [Work(f"{stage} {dtype}", units, prompt.length) for prompt in run.found.prompts]
+        if "gradients" in run.stages:
+            prompts = [prompt for prompt in run.found.prompts if prompt.length > 1]
+            back = num_layers + 2 if selection.whole else num_layers + 1 - min(selection.layers)
+            work += [Work(f"gradients {dtype}", back, 2 * prompt.length) for prompt in prompts]
         if run.behaves:
             work.append(Work(f"behaviour {dtype}", count_units(run.build, dtype, longest), longest))
-    if run.stages != {"behaviour"} and not selection.first_bad:
+    if run.stages & {"semantics", "precision"} and not selection.first_bad:
         work.append(Work("observability", 1, 2 * longest))  # 4 % of the time of a diff of Gemma-3-270M
         work += [Work("self-check", 1, 10 * longest)] if run.self_check else []
     return work
@@ -228,7 +201,7 @@ def _plan(run: _Run) -> list[Work]:
 def _run_stages(run: _Run, folder: Path) -> None:
     blueprint, found = run.build.reference_blueprint, run.found
     for stage, dtype in _planned(run):
-        if stage not in run.stages and not run.behaves:
+        if stage not in run.stages and not run.behaves and "gradients" not in run.stages:
             continue
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
@@ -246,10 +219,16 @@ def _run_stages(run: _Run, folder: Path) -> None:
         found.reference = reference.describe()
         if run.selection.first_bad and found.stages and found.stages[-1].status == "FAIL":
             break
+        if "gradients" in run.stages:
+            with run.timed("gradients"):
+                _run_gradients(run, dtype, reader, golden, models)
+            if run.selection.first_bad and found.stages[-1].status == "FAIL":
+                break
         if run.behaves:
             with run.timed("behaviour"):
                 _run_behaviour(run, dtype, reader, models)
     found.stages.sort(key=lambda each: _ORDER.index(each.name))
+    found.nodes.sort(key=lambda node: _ORDER.index(node.stage))
 
 
 def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models) -> None:
@@ -266,6 +245,16 @@ def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models) 
     )  # fmt: skip
     run.found.behaviour += checks
     run.found.stages.append(summarize_behaviour(dtype, checks))
+
+
+def _run_gradients(run: _Run, dtype: str, reader: WeightReader, golden: Lane, models: Models) -> None:
+    nodes = run_gradients(
+        dtype, _decoder(run, reader, run.ops, models.dtype), reader.ledger, models, golden, run.found.prompts,
+        run.selection, advance=lambda unit: run.progress.done(f"gradients {dtype}", unit),
+    )  # fmt: skip
+    run.found.nodes += nodes
+    run.found.declared |= {node.name for node in nodes}
+    run.found.stages.append(summarize_gradients(dtype, nodes))
 
 
 def _decoder(run: _Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -> Decoder:

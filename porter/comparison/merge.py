@@ -3,11 +3,12 @@
 import math
 from dataclasses import replace
 
+from porter.comparison.gradients.stage import BackwardRun
 from porter.comparison.report import NodeDiff, Verdict
 from porter.comparison.stages import StageRun
 
 
-def merge_nodes(merged: dict[str, NodeDiff], found: StageRun, prompt: int) -> None:
+def merge_nodes(merged: dict[str, NodeDiff], found: StageRun | BackwardRun, prompt: int) -> None:
     """Keeps each node's worst prompt; a node is exact only if it was for every prompt."""
     for node in found.nodes:
         node = replace(node, prompt=prompt)

@@ -62,7 +62,10 @@ def next_command(report: DiffReport) -> str:
 
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
-    return f"{where}; look at {suspects(fail.name)}; next: {next_command(report)}"
+    again = next_command(report)
+    if fail.stage == "gradients":
+        again = shlex.join(["porter", "diff", report.name, "--stage", "gradients"])
+    return f"{where}; look at {suspects(fail.name)}; next: {again}"
 
 
 def _missed(report: DiffReport, first: Injected) -> str:

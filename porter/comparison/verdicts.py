@@ -6,7 +6,7 @@ of a pair, fails past the second, and warns between.
 
 from collections.abc import Iterable, Mapping
 
-from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.report import GRADIENT, Behaviour, Check, Local, NodeDiff, Stage, StageName, Verdict
 
 Limits = Mapping[str, tuple[float, float]]
 
@@ -45,6 +45,22 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("mlp.act", "block.mlp.act, gate/up order"),
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
     ("logits", "head.*"),
+)  # fmt: skip
+
+
+_BACKWARD = (  # ending of a gradient's name -> what acts between it and the gradients before it
+    ("final.resid_pre", "the final norm"), ("final_norm.weight", "the final norm"), ("final.norm", "the head"),
+    ("logits", "the loss"), ("#head", "the head"), ("head.weight", "the head"), ("embed.weight", "the embedding"),
+    ("#lookup", "the embedding"), ("resid_pre", "attention's norm, and its sum with the residual stream"),
+    ("resid_mid", "the feed-forward's norm, and its sum with the residual stream"),
+    ("attn.norm", "the projections of q, k and v"), ("attn.ctx", "the output projection"),
+    ("mlp.norm", "the projections gate and up"), ("mlp.act", "the down projection"),
+    ("gate.weight", "the activation"), ("up.weight", "the activation"), ("gate_up.weight", "the activation"),
+    ("q.weight", "rotary, scores and softmax"), ("k.weight", "rotary, scores and softmax"),
+    ("v.weight", "the weighted sum of values"), ("qkv.weight", "rotary, scores, softmax and the sum of values"),
+    ("norm.weight", "that norm"), ("norm.bias", "that norm"),
+    ("attn.out", "what adds it to the residual stream"), ("mlp.out", "what adds it to the residual stream"),
+    (".weight", "the product it is in"), (".bias", "the product it is in"),
 )  # fmt: skip
 
 
@@ -98,6 +114,14 @@ def summarize(stage: StageName, dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
         return Stage(stage, dtype, "INCONCLUSIVE", 0, None, "no node could be judged")
     detail = f"largest ρ {worst.local.rho:.2f} at {worst.name}"
     return Stage(stage, dtype, "PASS", len(compared), None, detail)
+
+
+def summarize_gradients(dtype: str, nodes: Iterable[NodeDiff]) -> Stage:
+    """As summarize, in the order of the backward pass; nothing to compare where no prompt has a next token."""
+    found = list(nodes)
+    if not found:
+        return Stage("gradients", dtype, "NOT_COMPARED", 0, None, "a prompt of one token has no next token")
+    return summarize("gradients", dtype, found)
 
 
 def summarize_behaviour(dtype: str, checks: Iterable[Behaviour]) -> Stage:
@@ -155,5 +179,8 @@ def conclude(
 
 
 def suspects(node: str) -> str:
-    """The axes that act at a node, for the sentence under a failure."""
+    """The axes that act at a node, or whose backward pass does, for the sentence under a failure."""
+    if node.startswith(GRADIENT):
+        found = next((what for ending, what in _BACKWARD if node.endswith(ending)), "what reads it")
+        return f"the backward pass of {found}"
     return next((axes for ending, axes in _SUSPECTS if node.endswith(ending)), "the weights it reads, and its layout")

@@ -83,21 +83,26 @@ class HeadPass:
         found = differentiate(loss, [logits, cut.logits], torch.ones_like(loss))
         assert found[0] is not None and found[1] is not None
         self.logits, self._product_1NV = found[0], found[1]
+        cut.logits = torch.empty(0)
         self._given_1ND = torch.zeros_like(cut.given, dtype=torch.promote_types(cut.given.dtype, torch.float32))
 
     def chunks(self) -> Iterator[dict[str, Tensor]]:
-        """The gradients of the head's parameters, a chunk of the vocabulary at a time."""
-        start = 0
+        """The gradients of the head's parameters, a chunk of the vocabulary at a time; who takes them clears them."""
+        left_1NV = self._product_1NV
         for parameters, product in self._cut.chunks():
-            with self._cut.running(), torch.enable_grad():
-                given_1ND = self._cut.given.detach().requires_grad_()
-                logits_1Nv = product(given_1ND)
-                upstream_1Nv = self._product_1NV[..., start : start + logits_1Nv.shape[-1]]
-                found = differentiate(logits_1Nv, [given_1ND, *parameters.values()], upstream_1Nv)
-            start += logits_1Nv.shape[-1]
-            if found[0] is not None:
-                self._given_1ND += found[0]
-            yield {name: each for name, each in zip(parameters, found[1:], strict=True) if each is not None}
+            width = len(next(iter(parameters.values())))
+            yield self._chunk(parameters, product, left_1NV[..., :width])
+            left_1NV = left_1NV[..., width:]
+
+    def _chunk(
+        self, parameters: dict[str, nn.Parameter], product: Callable[[Tensor], Tensor], upstream_1Nv: Tensor
+    ) -> dict[str, Tensor]:
+        with self._cut.running(), torch.enable_grad():
+            given_1ND = self._cut.given.detach().requires_grad_()
+            found = differentiate(product(given_1ND), [given_1ND, *parameters.values()], upstream_1Nv)
+        if found[0] is not None:
+            self._given_1ND += found[0]
+        return {name: each for name, each in zip(parameters, found[1:], strict=True) if each is not None}
 
     def renamed(self, rename: Callable[[Gradients], Gradients]) -> "HeadPass":
         """This pass, with what it finishes with under other names."""

@@ -175,7 +175,7 @@ class Widened:
 
 
 class _Scratch:
-    """float64 memory for weights that are soon given back: fresh memory is zeroed by the kernel before it is written."""
+    """float64 memory for weights that are soon given back: the kernel zeroes fresh memory before it is written."""
 
     def __init__(self) -> None:
         self._free: list[Tensor] = []

@@ -31,7 +31,8 @@ def node_heatmap(report: DiffReport, stage: Stage) -> go.Figure:
     figure = blank_figure(HEATMAP_HEAD + ROW_HEIGHT * max(len(rows), 3))
     shades = {"colorscale": [[0, UNCOMPARED], [1, UNCOMPARED]], "showscale": False}
     measured = any(node.local for node in nodes)
-    scale = _ratio_scale(*limits(report, stage.dtype, "rho"), "ρ") if measured else _status_scale()
+    metric = "rho_grad" if stage.name == "gradients" else "rho"
+    scale = _ratio_scale(*limits(report, stage.dtype, metric), "ρ") if measured else _status_scale()
     for compared, style in ((False, shades), (True, scale)):
         kept = [
             [node if node and (node.status != "NOT_COMPARED") == compared else None for node in line] for line in grid

@@ -12,10 +12,11 @@ def describe_local(report: DiffReport, node: NodeDiff) -> str:
     """A node's status, errors, ratios and worst element, on golden's input."""
     lines = [f"{node.status}{f': {node.reason}' if node.reason else ''}"]
     if node.local is not None:
+        where = worst_token(report, node)
         lines += [
             f"ρ {format_ratio(node.local.rho)}, ρ_tok {format_ratio(node.local.rho_tok)}",
             f"e_port {format_error(node.local.e_port)}, e_ref {format_error(node.local.e_ref)}",
-            f"worst token {worst_token(report, node)}",
+            *([f"worst {'' if node.is_parameter else 'token '}{where}"] if where else []),
         ]
     if node.propagated is not None and node.propagated.log10_l2 is not None:
         lines.append(f"on its own hidden states ‖port − reference‖₂ {node.propagated.l2:.4g}")

@@ -92,6 +92,9 @@ def word_of(i: int, words: Mapping[int, str]) -> str:
     return repr(words[i]) if i in words else f"#{i}"
 
 
+_BLOCKS = {"pos": "embed", "embed_norm": "embed", "final_norm": "final", "head": "logits"}  # of parameters
+
+
 def block_labels(report: DiffReport) -> tuple[str, ...]:
     return (BEFORE_LAYERS, *(str(layer) for layer in range(report.num_layers)), *AFTER_LAYERS)
 
@@ -100,7 +103,8 @@ def block_of(node: NodeDiff) -> str:
     """The block that a node belongs to: its layer, else embed, final or logits."""
     if node.layer is not None:
         return str(node.layer)
-    return node.name.split(".")[0].split("#")[0]
+    place = node.place.split(".")[0].split("#")[0]
+    return _BLOCKS.get(place, place)
 
 
 def blocks(report: DiffReport, stage: Stage) -> tuple[Block, ...]:
@@ -202,9 +206,14 @@ def decoded_tokens(report: DiffReport, node: NodeDiff) -> tuple[str, ...]:
 
 
 def worst_token(report: DiffReport, node: NodeDiff) -> str:
-    """42 ' the', or the index alone where the token cannot be decoded; of several prompts, which: 42 of prompt 3."""
+    """42 ' the', or the index alone where the token cannot be decoded; of several prompts, which: 42 of prompt 3.
+
+    Of a parameter, row 42, where it has rows.
+    """
     if node.local is None:
         return ""
+    if node.is_parameter:
+        return f"row {node.local.token}" if len(node.shape) > 1 else ""
     tokens, index = decoded_tokens(report, node), node.local.token
     token = f"{index} {tokens[index]!r}" if 0 <= index < len(tokens) else str(index)
     return f"{token} of prompt {node.prompt + 1}" if len(report.prompts) > 1 else token

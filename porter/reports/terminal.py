@@ -208,11 +208,13 @@ def _print_offenders(report: DiffReport, console: Console) -> None:
     if not found:
         return
     console.print()
-    head = f"{'node':<{NAME_WIDTH}}{'stage':<{STAGE_WIDTH}}{'e_port':>8}{'e_ref':>9}{'ρ':>8}{'ρ_tok':>8}"
+    listed = shortlist(report, MOST_OFFENDERS)
+    width = max([NAME_WIDTH, *(len(node.name) + 1 for node in listed)])
+    head = f"{'node':<{width}}{'stage':<{STAGE_WIDTH}}{'e_port':>8}{'e_ref':>9}{'ρ':>8}{'ρ_tok':>8}"
     wide = console.width >= WIDE
-    _line(console, (f"{head}  worst token, worst element" if wide else head, QUIET))
-    for place, node in enumerate(shortlist(report, MOST_OFFENDERS)):
-        _print_offender(report, node, console, wide=wide)
+    _line(console, (f"{head}  worst token, worst element" if wide else head, QUIET), wrap=False)
+    for place, node in enumerate(listed):
+        _print_offender(report, node, console, name_width=width, wide=wide)
         if not wide and node.local is not None:
             for fact in filter(None, [*(_facts(report, node) if place == 0 else ()), _why(node)]):
                 _line(console, (f"  {fact}", QUIET), wrap=False)
@@ -221,9 +223,9 @@ def _print_offenders(report: DiffReport, console: Console) -> None:
     console.print()
 
 
-def _print_offender(report: DiffReport, node: NodeDiff, console: Console, *, wide: bool) -> None:
+def _print_offender(report: DiffReport, node: NodeDiff, console: Console, *, name_width: int, wide: bool) -> None:
     """A node's errors and ratios in columns; on a wide console what is behind them too."""
-    name = (f"{node.name} ".ljust(NAME_WIDTH), COLOURS[node.status])
+    name = (f"{node.name} ".ljust(name_width), COLOURS[node.status])
     where = f"{node.stage} {node.dtype} ".ljust(STAGE_WIDTH)
     if node.local is None:
         _line(console, name, where, (node.reason, QUIET), wrap=False)
@@ -237,7 +239,8 @@ def _print_offender(report: DiffReport, node: NodeDiff, console: Console, *, wid
 
 def _facts(report: DiffReport, node: NodeDiff) -> list[str]:
     """Where in a node it is worst."""
-    facts = [("worst token", worst_token(report, node)), ("worst element", describe_worst(node))]
+    token = "worst" if node.is_parameter else "worst token"
+    facts = [(token, worst_token(report, node)), ("worst element", describe_worst(node))]
     return [f"{what} {said}" for what, said in facts if said]
 
 

@@ -4,13 +4,12 @@ from functools import lru_cache
 
 import torch
 
-from porter.comparison.gradients.lanes import HfLane, PortBackward
+from porter.comparison.gradients.lanes import PortBackward
 from porter.comparison.gradients.stage import BackwardLanes, golden_inputs, run_backward
 from porter.comparison.report import NodeDiff
 from porter.comparison.stages import Selection
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import Ops, make_ops
-from porter.references.backward import HfBackward
 from porter.references.hf import HfReference
 from tests.models.tiny import random_ids, tiny
 
@@ -40,9 +39,8 @@ def run(
     chosen = ops if isinstance(ops, Ops) else make_ops(ops)  # type: ignore[arg-type]
     decoder = Decoder(build.blueprint, Streamed(build.blueprint, chosen, reader, kind, CPU))
     reference, golden = references(family, kind)
-    sources = {name: entry.source for name, entry in reader.ledger.entries.items()}
-    hf = [HfLane(HfBackward(each), sources) for each in (golden, reference)]
-    lanes = BackwardLanes(dims, hf[0], hf[1], PortBackward(decoder, kind, CPU), build.blueprint.head.tied)
+    port = PortBackward(decoder, kind, CPU)
+    lanes = BackwardLanes.of(build.blueprint, golden, reference, port, reader.ledger)
     inputs = golden_inputs(golden, ids_1T, dims, kind)
     selection = Selection(frozenset(layers or range(dims.layers)), whole=not layers, first_bad=first_bad)
     return run_backward(dtype, lanes, ids_1T, inputs, selection).nodes

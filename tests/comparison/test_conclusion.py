@@ -88,3 +88,19 @@ def test_a_report_says_where_it_ran(tmp_path: Path) -> None:
     assert found.thresholds == all_limits() and found.thresholds["bfloat16"]["rho_tok"] == (2.0, 3.0)
     assert (found.port.what, found.weights, found.num_layers) == ("gemma-tiny, executor", "random:stress", 3)
     assert report().command == "porter.diff('gemma-tiny')"
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("layers.2.resid_pre", "attention's norm, and its sum with the residual stream"), ("logits", "the loss"),
+        ("layers.0.mlp.gate.weight", "the activation"), ("layers.0.mlp.norm.weight", "that norm"),
+        ("layers.0.attn.qkv.bias", "the product it is in"), ("embed.weight#head", "the head"),
+        ("layers.0.attn.q_norm.weight", "that norm"), ("layers.0.attn.k.weight", "rotary, scores and softmax"),
+    ],
+)  # fmt: skip
+def test_a_gradient_that_fails_names_the_backward_pass_it_comes_from(name: str, what: str) -> None:
+    bad = replace(node("FAIL", f"grad:{name}", "ρ 9 > 4"), stage="gradients")
+    found = report(nodes=[bad], stages=[replace(stage("FAIL"), name="gradients")]).sentence
+    where = f"FAIL at grad:{name} (gradients, float32): ρ 9 > 4; look at the backward pass of {what}; "
+    assert found == f"{where}next: porter diff gemma-tiny --stage gradients"

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 import porter
-from porter.comparison.diff import diff, find_build
+from porter.comparison.diff import diff
 from porter.comparison.merge import badness, merge_nodes
 from porter.comparison.report import DiffReport, Local, NodeDiff
+from porter.comparison.request import find_build
 from porter.comparison.stages import StageRun, select_layers
 from porter.errors import PorterError, SpecError, UsageError
 from porter.models.records import record

@@ -1,12 +1,23 @@
 """Gradients of clean ports pass in every family; what is compared, and how it is called."""
 
+import gc
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
+from porter.comparison.diff import diff
 from porter.comparison.gradients.measure import measure_node, measure_parameter
-from porter.comparison.report import NodeDiff
+from porter.comparison.report import DiffReport, NodeDiff
+from porter.models.backward import differentiate
+from porter.models.layers import Layer
+from porter.reports.html import to_html
+from porter.reports.json_report import to_json
+from porter.reports.read_json import from_json
+from porter.reports.recheck import recheck
 from porter.specs.blueprint import Blueprint
 from tests.comparison.gradient_runs import failing, run
 from tests.models.tiny import FAMILIES, random_ids, tiny
@@ -138,3 +149,90 @@ def test_a_scaled_gradient_fails() -> None:
     found = measure_parameter("mlp.up.weight", "float32", golden.float() * 1.01, golden.float(), golden)
     assert found.status == "FAIL" and found.local.e_port == pytest.approx(0.01, rel=1e-3)
     assert replace(found, name="x").is_parameter is False
+
+
+def statuses(report: DiffReport) -> list[tuple[str, str, str]]:
+    return [(stage.name, stage.dtype, stage.status) for stage in report.stages]
+
+
+def test_a_diff_compares_gradients_where_it_is_asked_to() -> None:
+    build = tiny("gemma3", dtype="bfloat16", tokens=12)
+    report = diff(build, stages=["semantics"], grad=True)
+    assert statuses(report) == [
+        ("exact", "float32", "PASS"), ("semantics", "float32", "PASS"), ("gradients", "float32", "PASS"),
+        ("gradients", "bfloat16", "PASS"),
+    ]  # fmt: skip
+    assert report.compared == report.declared == 117 + 198 and report.verdict == "PASS"
+    assert {"semantics", "gradients"} <= report.timings_s.keys()
+    alone = diff(build, stages=["gradients"], layers="1")
+    assert statuses(alone) == [("gradients", "float32", "PASS"), ("gradients", "bfloat16", "PASS")]
+    assert {node.layer for node in alone.nodes} == {1}
+    both = [{node.name: node for node in each.nodes if node.dtype == "bfloat16"} for each in (alone, report)]
+    assert both[0] == {name: both[1][name] for name in both[0]}
+    assert not any(node.stage == "gradients" for node in diff(build, stages=["semantics"]).nodes)
+
+
+def test_tied_embeddings_say_which_share_is_meant() -> None:
+    nodes = {node.name: node for node in run("gemma3")}
+    said = nodes["grad:embed.weight#head"].reason
+    assert said == "(tied: the share of the head; that of the lookup is compared apart)"
+    assert "share" not in "".join(node.reason for node in run("llama"))
+
+
+def test_one_token_has_no_next_token() -> None:
+    report = diff(tiny("llama", tokens=1), stages=["gradients"])
+    assert (report.verdict, report.exit_code) == ("INCONCLUSIVE", 4)
+    assert report.stages[0].detail == "a prompt of one token has no next token"
+
+
+def test_several_prompts_keep_the_worst(tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"ids": [5]}\n{"ids": [5, 6, 7, 8]}\n{"ids": [9, 8, 7, 6, 5, 4]}\n')
+    report = diff(tiny("llama"), stages=["gradients"], prompts=path)
+    assert {node.prompt for node in report.nodes} == {1, 2} and report.verdict == "PASS"
+
+
+def test_first_bad_goes_backwards_only_where_the_forward_pass_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = diff(tiny("llama", "block.mlp.act=gelu", tokens=8), layers="first-bad", grad=True)
+    assert [stage.name for stage in wrong.stages] == ["exact", "semantics"]
+    original = Layer.forward
+    monkeypatch.setattr(Layer, "forward", lambda self, x, *args: original(self, x, *args) + 0.1 * (x - x.detach()))
+    report = diff(tiny("llama", tokens=8), layers="first-bad", grad=True)
+    assert statuses(report)[-1] == ("gradients", "float32", "FAIL")
+    assert report.first_fail.name == "grad:layers.2.resid_pre"
+    assert {node.layer for node in report.of_stage("gradients")} == {2, None}
+    assert "look at the backward pass of attention's norm" in report.sentence
+    assert report.sentence.endswith("next: porter diff llama-tiny --stage gradients")
+
+
+def test_a_report_with_gradients_is_read_back_and_judged_again() -> None:
+    report = diff(tiny("gemma3", tokens=8, ops="triton"), stages=["gradients"])
+    assert from_json(to_json(report)) == report
+    again = recheck(report, ["f32.rho_grad.warn=1.0001", "f32.rho_grad.fail=1.0002"])
+    assert again.verdict == "FAIL" and again.stages[0].first.startswith("grad:")
+    assert recheck(report, ["f32.rho.warn=0.001", "f32.rho.fail=0.002"]).verdict == "PASS"
+    assert "grad:layers.0.attn.q.weight" in to_html(again)
+
+
+def test_memory_is_flat_in_the_number_of_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert most_bytes(4, monkeypatch) <= most_bytes(2, monkeypatch)
+
+
+def most_bytes(num_layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The most bytes of weights and of their gradients at the end of a layer's backward pass, golden's too."""
+    build = tiny("llama", tokens=6)
+    build.config["num_hidden_layers"] = num_layers  # type: ignore[index]
+    peak = 0
+
+    def count(out: Tensor, inputs: Sequence[Tensor], upstream: Tensor) -> list[Tensor | None]:
+        nonlocal peak
+        found = differentiate(out, inputs, upstream)
+        alive = [each for each in gc.get_objects() if issubclass(type(each), Tensor) and each.device.type == "cpu"]
+        peak = max(peak, sum(each.nbytes for each in alive if each.ndim <= 2 or each.shape[1] != 6))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr("porter.references.backward.differentiate", count)
+        diff(build, stages=["gradients"])
+    assert peak > 0
+    return peak

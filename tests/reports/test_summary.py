@@ -73,3 +73,26 @@ def test_limits_fall_back_to_rho() -> None:
     assert summary.limits(report, "fp32", "rho_tok") == (4.0, 10.0)
     assert summary.limits(report, "bf16", "rho_tok") == (2.0, 3.0)
     assert summary.limits(report, "fp8", "rho") == summary.DEFAULT_LIMITS
+
+
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [
+        ("grad:logits", "logits"), ("grad:head.weight", "logits"), ("grad:final.norm", "final"),
+        ("grad:final_norm.weight", "final"), ("grad:layers.3.attn.q.weight", "3"), ("grad:layers.3.resid_pre", "3"),
+        ("grad:embed.weight", "embed"), ("grad:embed.weight#head", "embed"), ("grad:pos.weight", "embed"),
+        ("grad:embed_norm.bias", "embed"), ("layers.3.attn.q", "3"), ("final.norm", "final"),
+    ],
+)  # fmt: skip
+def test_a_gradient_belongs_to_the_block_of_what_it_is_the_gradient_of(name: str, block: str) -> None:
+    node = replace(synthetic.failing().nodes[0], name=name)
+    assert summary.block_of(node) == block
+
+
+def test_a_parameter_has_a_worst_row_and_no_worst_token() -> None:
+    report = synthetic.passing()
+    node = next(node for node in report.nodes if node.local and node.local.token > 9)
+    weight = replace(node, name="grad:layers.0.mlp.up.weight", shape=(64, 32))
+    assert summary.worst_token(report, weight) == f"row {node.local.token}"
+    assert summary.worst_token(report, replace(weight, name="grad:layers.0.mlp.norm.weight", shape=(32,))) == ""
+    assert summary.worst_token(report, replace(node, name="grad:layers.0.mlp.up")).startswith(f"{node.local.token} ")

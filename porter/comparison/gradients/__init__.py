@@ -3,4 +3,5 @@
 lanes      a side whose units run forwards and backwards
 measure    one gradient of three sides
 stage      the sides in lock-step from the head to the embedding
+run        all prompts of a run
 """

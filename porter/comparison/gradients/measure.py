@@ -71,6 +71,13 @@ def measure_parameter(
     return tally.finish()
 
 
+def of_share(node: NodeDiff) -> NodeDiff:
+    """A node of a tied embedding, which says that it is one of two shares of the parameter's gradient."""
+    own, other = ("head", "lookup") if node.name.endswith("#head") else ("lookup", "head")
+    said = f"(tied: the share of the {own}; that of the {other} is compared apart)"
+    return replace(node, reason=f"{node.reason} {said}".strip())
+
+
 def not_compared(name: str, dtype: str, value: Tensor | None, why: str) -> NodeDiff:
     """A gradient that the reference does not show."""
     return _record(name, dtype, value, "NOT_COMPARED", why)

@@ -12,13 +12,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from porter.comparison.gradients.lanes import BackwardLane
-from porter.comparison.gradients.measure import STAGE, ParameterTally, measure_node, measure_parameter, not_compared
+from porter.comparison.gradients.lanes import BackwardLane, HfLane
+from porter.comparison.gradients.measure import (
+    STAGE,
+    ParameterTally,
+    measure_node,
+    measure_parameter,
+    not_compared,
+    of_share,
+)
 from porter.comparison.lanes import Lane
 from porter.comparison.measure import Tally
 from porter.comparison.report import GRADIENT, NodeDiff
 from porter.comparison.stages import Selection, looked_at
 from porter.models.backward import INPUT, Gradients, HeadPass
+from porter.references.backward import HfBackward
+from porter.references.hf import HfReference
+from porter.specs.blueprint import Blueprint
+from porter.specs.ledger import Ledger
 from porter.specs.schema import Dims
 
 _HEAD_TOKENS = 16  # tokens whose logits' gradients are measured at once
@@ -40,6 +51,15 @@ class BackwardLanes:
     port: BackwardLane
     tied: bool
 
+    @classmethod
+    def of(
+        cls, blueprint: Blueprint, golden: HfReference, reference: HfReference, port: BackwardLane, ledger: Ledger
+    ) -> "BackwardLanes":
+        """The lanes of a port of `blueprint` whose weights the ledger names."""
+        sources = {name: entry.source for name, entry in ledger.entries.items()}
+        golden_lane, reference_lane = (HfLane(HfBackward(each), sources) for each in (golden, reference))
+        return cls(blueprint.dims, golden_lane, reference_lane, port, blueprint.head.tied)
+
     def release(self) -> None:
         for lane in (self.golden, self.reference, self.port):
             lane.release()
@@ -54,10 +74,6 @@ class BackwardRun:
     @property
     def failed(self) -> bool:
         return any(node.status == "FAIL" for node in self.nodes)
-
-    @property
-    def declared(self) -> set[str]:
-        return {node.name for node in self.nodes}
 
 
 def golden_inputs(golden: Lane, ids_BT: Tensor, dims: Dims, dtype: torch.dtype) -> dict[int, Tensor]:
@@ -129,8 +145,8 @@ def _run_head(
         others = [lane.head(*given) for lane in (lanes.reference, lanes.port)]
         found = _compare_head(dtype, [golden, *others], at_N, lanes.tied, run)
     else:
-        for _ in golden.chunks():
-            pass
+        for part in golden.chunks():
+            part.clear()
         found = golden.finish()
     lanes.release()
     upstream_1TD = torch.zeros_like(x_1TD)
@@ -145,6 +161,8 @@ def _compare_head(dtype: str, sides: Sequence[HeadPass], at_N: Tensor, tied: boo
     for start in range(0, len(at_N), _HEAD_TOKENS):
         part = slice(start, start + _HEAD_TOKENS)
         tally.add(port.logits[:, part], reference.logits[:, part], golden.logits[:, part], None, at_N[part])
+    for side in sides:
+        side.logits = torch.empty(0)
     run.nodes.append(tally.finish())
     tallies: dict[str, ParameterTally] = {}
     for golden_part, reference_part, port_part in zip(*(side.chunks() for side in sides), strict=True):
@@ -152,10 +170,14 @@ def _compare_head(dtype: str, sides: Sequence[HeadPass], at_N: Tensor, tied: boo
             called = "embed.weight#head" if tied and name == "head.weight" else name
             chunks = tallies.setdefault(name, ParameterTally(called, dtype))
             chunks.add(gradient, reference_part[name], golden_part[name])
-    run.nodes += [chunks.finish() for chunks in tallies.values()]
-    found = [side.finish() for side in sides]
-    run.nodes += _Unit(dtype, found, scope="final.").compare()
-    return found[0]
+        for part in (golden_part, reference_part, port_part):
+            part.clear()  # or the next chunk of each side would lie beside it
+    for name, chunks in tallies.items():
+        found = chunks.finish()
+        run.nodes.append(of_share(found) if tied and name == "head.weight" else found)
+    rest = [side.finish() for side in sides]
+    run.nodes += _Unit(dtype, rest, scope="final.").compare()
+    return rest[0]
 
 
 @dataclass(frozen=True)
@@ -203,7 +225,8 @@ class _Unit:
         if name in golden and name in reference:
             given = (port[name], reference[name], golden[name])
             rows_N = self.rows_N if is_table else None
-            return measure_parameter(called, self.dtype, *given, rows_N=rows_N, least=self._least(name))
+            found = measure_parameter(called, self.dtype, *given, rows_N=rows_N, least=self._least(name))
+            return of_share(found) if is_table and self.facet else found
         why = self.sides[1].unknown.get(name, "the reference has no parameter that is made of its tensor")
         return not_compared(called, self.dtype, port[name], why)
 
