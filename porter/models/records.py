@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from porter.errors import ArtifactError, UsageError
 from porter.models.build import Build
+from porter.weights.cache import file_beside
 
 BUILDS = Path("builds")
 SCHEMA = "porter.build/1"
@@ -66,6 +67,6 @@ def _reason(error: Exception) -> str:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8")
-    part.replace(path)
+    with file_beside(path) as part:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)

@@ -7,9 +7,7 @@ made again. Files are written beside their place and renamed, so several runs ma
 
 import hashlib
 import json
-import time
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import torch
 from torch import Tensor
 
 from porter.errors import ArtifactError, UsageError
-from porter.weights.cache import file_beside
+from porter.weights.cache import file_beside, remove_abandoned
 from porter.weights.checked_file import read_checked, write_checked
 
 Nodes = dict[str, Tensor]
@@ -59,7 +57,8 @@ class GoldenCache:
         except OSError as error:
             raise refusal(folder, error.strerror or str(error)) from error
         self._refused = self._probe()
-        self._sweep()
+        parts = (*folder.glob("*/*/*/.*.part"), *self.checksums.glob(".*.part"))
+        remove_abandoned(parts, _ABANDONED_S)
 
     @property
     def checksums(self) -> Path:
@@ -111,7 +110,6 @@ class GoldenCache:
             return None
         except (ArtifactError, OSError) as error:
             self._damaged.append(error.wrong if isinstance(error, ArtifactError) else str(error))
-            self._drop(path)
             return None
         reference = found.pop("reference", "")
         if found != self._about(about):  # another input: something before it was made otherwise
@@ -134,11 +132,6 @@ class GoldenCache:
     def _about(self, about: Mapping[str, str]) -> dict[str, str]:
         return {"kind": FORMAT, "identity": self._identity, **about}
 
-    def _drop(self, path: Path) -> None:
-        if not self._refused:
-            with suppress(OSError):
-                path.unlink(missing_ok=True)
-
     def _probe(self) -> str:
         """Why the folder cannot be written to; empty when it can."""
         try:
@@ -147,13 +140,6 @@ class GoldenCache:
         except OSError as error:
             return error.strerror or str(error)
         return ""
-
-    def _sweep(self) -> None:
-        """Removes what runs that were killed left half written."""
-        for part in (*self.folder.glob("*/*/*/.*.part"), *self.folder.glob("checkpoints/.*.part")):
-            with suppress(OSError):
-                if time.time() - part.stat().st_mtime > _ABANDONED_S:
-                    part.unlink()
 
 
 @dataclass(frozen=True)

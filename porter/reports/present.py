@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from porter.comparison.report import DiffReport
+from porter.errors import UsageError
 from porter.reports.json_report import to_json
 from porter.reports.terminal import render, render_timings
 from porter.reports.terminal_tables import render_axes, render_self_check
@@ -16,21 +17,33 @@ from porter.reports.write import write_report
 def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bool, axes: bool = False) -> Path:
     """The folder of the written report, after it was shown on stdout.
 
+    A report that cannot be written is shown all the same: the minutes it took are not lost.
+
     Args:
         json_path: a further place for the JSON; "-" prints it alone on stdout.
         axes: show the table of axes too.
+
+    Raises: UsageError: it cannot be written, and was shown.
     """
     to_stdout = json_path == "-"
-    folder = write_report(report, out, json_path=Path(json_path) if json_path and not to_stdout else None)
-    if to_stdout:
+    try:
+        folder = write_report(report, out, json_path=Path(json_path) if json_path and not to_stdout else None)
+    except UsageError:
+        _show(report, None, as_json=to_stdout, timings=timings, axes=axes)
+        raise
+    _show(report, folder / "report.html", as_json=to_stdout, timings=timings, axes=axes)
+    return folder
+
+
+def _show(report: DiffReport, page: Path | None, *, as_json: bool, timings: bool, axes: bool) -> None:
+    if as_json:
         json.dump(to_json(report), sys.stdout, indent=2, allow_nan=False)
         sys.stdout.write("\n")
-        return folder
+        return
     if timings:
         render_timings(report, Console(stderr=True))
     if axes:
         render_axes(report, Console(highlight=False))
     if report.self_check:
         render_self_check(report, Console(highlight=False))
-    render(report, Console(highlight=False), page=folder / "report.html")
-    return folder
+    render(report, Console(highlight=False), page=page)

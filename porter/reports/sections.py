@@ -11,6 +11,7 @@ from porter.reports.summary import (
     blocks,
     format_error,
     format_ratio,
+    golden_source,
     layers_shown,
     nodes_of,
     offenders,
@@ -87,7 +88,10 @@ def facts(report: DiffReport) -> Html:
         pairs.append((name, f"{side.what}, {side.dtype}, {side.device}{details}"))
     if report.overrides:
         pairs.insert(1, ("set", join(tag("code", override) for override in report.overrides)))
-    return definitions([*pairs, ("weights", report.weights), ("input", token_summary(report))])
+    pairs += [("weights", report.weights), ("input", token_summary(report))]
+    if golden := golden_source(report):
+        pairs.append(("golden", golden))
+    return definitions(pairs)
 
 
 def stage_table(report: DiffReport) -> Html:

@@ -187,6 +187,14 @@ def worst_first(report: DiffReport) -> list[Injected]:
     return sorted(report.self_check, key=lambda each: order.index(each.outcome))
 
 
+def golden_source(report: DiffReport) -> str:
+    """How much of golden and the reference was read from a cache; empty where none was used."""
+    if "cache" not in report.golden:
+        return ""
+    read, made, folder = (report.golden.get(f"cache_{name}", "?") for name in ("read", "made", "folder"))
+    return f"with the reference, {read} units read from {folder}, {made} run"
+
+
 def token_summary(report: DiffReport) -> str:
     """640 tokens: 1 prose (512), 2 code (128)."""
     if not report.prompts:

@@ -16,6 +16,7 @@ from porter.reports.summary import (
     describe_worst,
     format_error,
     format_ratio,
+    golden_source,
     nodes_of,
     offenders,
     peak,
@@ -115,6 +116,8 @@ def _print_header(report: DiffReport, console: Console) -> None:
     ]
     if report.overrides:
         rows.insert(1, ("set", ", ".join(report.overrides)))
+    if golden := golden_source(report):
+        rows.append(("golden", golden))
     _line(console, (report.name, "bold"), (f"  {report.created}", QUIET))
     table = Table.grid(padding=(0, 2, 0, 0))
     for label, value in rows:

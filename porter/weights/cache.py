@@ -3,12 +3,15 @@
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from uuid import uuid4
 
 from porter.errors import ArtifactError
+
+_ABANDONED_S = 3600.0  # a converter writes a block in seconds
 
 
 def cache_folder() -> Path:
@@ -32,12 +35,18 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(folder.parent.glob(f".{folder.name}.*.part*"), _ABANDONED_S)
+        _fill(folder, make)
     except OSError as error:
         raise ArtifactError(
-            f"the cache folder {folder.parent} cannot be made ({error.strerror})",
-            "a folder porter may write to, for converted checkpoints",
-            "set XDG_CACHE_HOME to such a folder",
+            f"the cache folder {folder.parent} cannot be written ({error.strerror or error})",
+            "a folder porter may write to, with room for converted checkpoints",
+            "set XDG_CACHE_HOME to such a folder, or free some room",
         ) from error
+    return folder
+
+
+def _fill(folder: Path, make: Callable[[Path], None]) -> None:
     with temporary_beside(folder) as part:
         make(part)
         try:
@@ -45,7 +54,19 @@ def cached(key: str, make: Callable[[Path], None]) -> Path:
         except OSError:
             if not folder.is_dir():  # else another process made the same content first
                 raise
-    return folder
+
+
+def remove_abandoned(parts: Iterable[Path], after_s: float) -> None:
+    """Removes what runs that were killed left half written: files and folders that nobody wrote to for so long."""
+    for part in parts:
+        with suppress(OSError):
+            newest = max(each.stat().st_mtime for each in (part, *part.rglob("*")))
+            if time.time() - newest <= after_s:
+                continue
+            if part.is_dir():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink()
 
 
 @contextmanager

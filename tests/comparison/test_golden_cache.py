@@ -3,10 +3,7 @@
 import dataclasses
 import errno
 import json
-import resource
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from porter.references import golden_cache
 from porter.reports.json_report import to_json, to_text
 from porter.reports.read_json import from_json
 from porter.weights import checked_file
+from tests.full_disk import largest_file
 from tests.models.tiny import FAMILIES, tiny
 from tests.read_only import read_only
 
@@ -185,17 +183,6 @@ def test_units_after_one_that_came_out_otherwise_are_made_again(filled: Path) ->
     checked_file.write_checked(folder / "layers.1.safetensors", nodes, about)
     after = 1 * 2 + 2  # layer 2 and the head, of golden and of the reference; its own way has not changed
     assert counts(run(filled)) == (UNITS - after, after)
-
-
-@contextmanager
-def largest_file(size_bytes: int) -> Iterator[None]:
-    """Within it the system refuses to write files larger than that, halfway through: a real error of a real write."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_disk_that_fills_up_ends_the_writing_once_and_not_the_run(tmp_path: Path, without: DiffReport) -> None:

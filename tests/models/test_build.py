@@ -11,6 +11,7 @@ from porter.errors import ArtifactError, PreflightError, SpecError, UsageError
 from porter.models.build import build, check_weights, plan_build
 from porter.models.choices import pick_device, pick_ops
 from porter.models.records import read_build, record
+from tests.full_disk import largest_file
 from tests.models.checkpoints import change_config
 from tests.models.tiny import FAMILIES, random_ids, save_tiny, tiny
 
@@ -150,3 +151,13 @@ def test_auto_is_what_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
     for call in (lambda: pick_device("tpu"), lambda: pick_ops("fast", "cpu")):
         with pytest.raises(UsageError):
             call()
+
+
+def test_a_record_that_cannot_be_written_leaves_the_one_before() -> None:
+    made = tiny("llama", dtype="float32")
+    path = record(made)
+    before = path.read_bytes()
+    with largest_file(10), pytest.raises(UsageError, match=r"builds/llama-tiny cannot be written \(File too large\)"):
+        record(tiny("llama", dtype="bfloat16"))
+    assert path.read_bytes() == before and read_build(None) == made
+    assert sorted(each.name for each in path.parent.iterdir()) == ["build.json"]

@@ -96,3 +96,11 @@ def test_a_parameter_has_a_worst_row_and_no_worst_token() -> None:
     assert summary.worst_token(report, weight) == f"row {node.local.token}"
     assert summary.worst_token(report, replace(weight, name="grad:layers.0.mlp.norm.weight", shape=(32,))) == ""
     assert summary.worst_token(report, replace(node, name="grad:layers.0.mlp.up")).startswith(f"{node.local.token} ")
+
+
+def test_golden_from_a_cache_is_said() -> None:
+    report = synthetic.passing()
+    assert summary.golden_source(report) == ""
+    cached = replace(report, golden={"cache": "sha256:1", "cache_folder": "/g", "cache_read": 25, "cache_made": 1})
+    assert summary.golden_source(cached) == "with the reference, 25 units read from /g, 1 run"
+    assert "? units read" in summary.golden_source(replace(report, golden={"cache": "sha256:1"}))  # another writer's

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from porter.weights import demo
 from porter.weights.cache import cache_folder, cached
 from porter.weights.demo import demo_checkpoint
 from porter.weights.safetensors_files import Checkpoint, open_checkpoint
+from tests.full_disk import largest_file
+from tests.read_only import read_only
 
 TEXTS = [
     "Hello world", "  two  spaces   three", "\n\n\nnew\n\tlines\r\n", "émoji 🎉👩\u200d👧 ok", "日本語のテキスト、漢字",
@@ -276,3 +279,32 @@ def test_a_cache_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyt
         cached("k", lambda folder: None)
     with pytest.raises(ValueError, match=r"key is '\.\./k'"):
         cached("../k", lambda folder: None)
+
+
+def test_a_cache_that_fills_up_or_is_read_only_is_said_and_keeps_nothing(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+    def make(folder: Path) -> None:
+        (folder / "x").write_bytes(b"x" * 5_000)
+
+    with largest_file(1_000), pytest.raises(ArtifactError, match=r"porter cannot be written \(File too large\)"):
+        cached("k", make)
+    assert list((tmp_path / "porter").iterdir()) == []
+    with read_only(tmp_path / "porter"), pytest.raises(ArtifactError, match=r"cannot be written \(Permission denied\)"):
+        cached("k", make)
+    assert cached("k", make).name == "k"
+
+
+def test_what_a_killed_run_left_goes_once_it_is_old(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = tmp_path / "porter"
+    for name in (".k.old.part", ".k.new.part", ".k.busy.part", ".other.old.part"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "x").write_text("half")
+    (cache / ".k.old.part.gguf").write_text("half")
+    for path in cache.rglob("*old*"):
+        for each in (path, *path.rglob("*")):
+            os.utime(each, (time.time() - 7200,) * 2)
+    os.utime(cache / ".k.busy.part", (time.time() - 7200,) * 2)  # a large file in it is still written to
+    cached("k", lambda folder: None)
+    assert {path.name for path in cache.iterdir()} == {"k", ".k.new.part", ".k.busy.part", ".other.old.part"}
