@@ -224,6 +224,14 @@ def test_a_read_only_folder_that_lacks_something_is_refused_before_the_work(fill
     assert str(filled) in caught.value.wrong and "--golden-cache" in caught.value.fix
 
 
+def test_a_read_only_folder_need_hold_no_more_than_the_layers_that_are_compared(tmp_path: Path) -> None:
+    run(tmp_path, layers="1")
+    with read_only(tmp_path):
+        assert counts(run(tmp_path, layers="1"))[1] == 0
+        with pytest.raises(UsageError, match=r"it lacks \d+ of the"):
+            run(tmp_path, layers="0-1")
+
+
 def test_a_damaged_unit_of_a_read_only_folder_is_run_and_said(filled: Path, without: DiffReport) -> None:
     path = units(filled)[5]
     path.write_bytes(path.read_bytes()[:-1])
