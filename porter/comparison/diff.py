@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
 from porter.comparison.behaviour.routes import choose_others
@@ -14,6 +15,7 @@ from porter.comparison.behaviour.stage import count_units, run_behaviour
 from porter.comparison.behaviour.walk import Sides
 from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
 from porter.comparison.conclusion import Findings, make_report
+from porter.comparison.exact_stage import run_exact
 from porter.comparison.gradients.run import run_gradients
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
@@ -37,9 +39,8 @@ from porter.references.identity import reference_identity
 from porter.specs.axes import first_of_each_kind
 from porter.weights.reader import SharedTensors, WeightReader
 
-STAGES = ("semantics", "precision", "gradients", "behaviour")
+STAGES = ("exact", "semantics", "precision", "gradients", "behaviour")
 DEFAULT_STAGES = ("semantics", "precision", "behaviour")
-_ORDER = ("exact", *STAGES)
 
 
 @dataclass
@@ -101,7 +102,8 @@ def diff(
         overrides: axis=value, changing the port alone, after the build's own.
         prompt, prompts, tokens: see read_prompts.
         fail_on: warn, exact, missing: what counts as divergence besides FAIL.
-        stages: semantics, precision (each with exact), gradients, behaviour; none: all but gradients.
+        stages: exact (alone, without golden), semantics, precision (each with exact), gradients, behaviour; none: all
+            but gradients.
         grad: gradients besides, in float32 and in the port's dtype.
         golden_cache: a folder where golden and the reference are read from, and kept; None: they are run.
         self_check: put known faults into the port too, and see whether this run catches them.
@@ -124,7 +126,7 @@ def diff(
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
     wanted = frozenset(stages or DEFAULT_STAGES) | ({"gradients"} if grad else set())
-    if self_check and (selection.first_bad or not wanted & {"semantics", "precision"}):
+    if self_check and (selection.first_bad or not wanted & {"exact", "semantics", "precision"}):
         other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
         raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
     run = _Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check)
@@ -184,15 +186,16 @@ def _plan(run: _Run) -> list[Work]:
     units = num_layers + 2 if selection.whole else selection.last + 2
     longest = _longest(run.found.prompts).length
     for stage, dtype in _planned(run):
-        if stage in run.stages:
-            work += [Work(f"{stage} {dtype}", units, prompt.length) for prompt in run.found.prompts]
+        if stage in run.stages or "exact" in run.stages:
+            called = stage if stage in run.stages else "exact"
+            work += [Work(f"{called} {dtype}", units, prompt.length) for prompt in run.found.prompts]
         if "gradients" in run.stages:
             prompts = [prompt for prompt in run.found.prompts if prompt.length > 1]
             back = num_layers + 2 if selection.whole else num_layers + 1 - min(selection.layers)
             work += [Work(f"gradients {dtype}", back, 2 * prompt.length) for prompt in prompts]
         if run.behaves:
             work.append(Work(f"behaviour {dtype}", count_units(run.build, dtype, longest), longest))
-    if run.stages & {"semantics", "precision"} and not selection.first_bad:
+    if run.stages & {"exact", "semantics", "precision"} and not selection.first_bad:
         work.append(Work("observability", 1, 2 * longest))  # 4 % of the time of a diff of Gemma-3-270M
         work += [Work("self-check", 1, 10 * longest)] if run.self_check else []
     return work
@@ -201,14 +204,23 @@ def _plan(run: _Run) -> list[Work]:
 def _run_stages(run: _Run, folder: Path) -> None:
     blueprint, found = run.build.reference_blueprint, run.found
     for stage, dtype in _planned(run):
-        if stage not in run.stages and not run.behaves and "gradients" not in run.stages:
+        alone = "exact" in run.stages and stage not in run.stages
+        if stage not in run.stages and not run.behaves and not alone and "gradients" not in run.stages:
             continue
         kind: torch.dtype = getattr(torch, dtype)
         with run.timed(f"load {dtype}"):
             shared = SharedTensors(run.reader.checkpoint)
             reader, models = replace(run.reader, shared=shared), Models(blueprint, folder, kind, run.device, shared)
-            golden, reference = reference_lanes(models, run.cache, dtype)
-            lanes = _lanes(run, reader, golden, reference)
+        if alone:
+            with run.timed("exact"):
+                _run_exact(run, dtype, reader, models)
+            found.reference = models.reference.describe()
+            if run.selection.first_bad and found.stages[-1].first is not None:
+                break
+        if stage in run.stages or "gradients" in run.stages:
+            with run.timed(f"load {dtype}"):
+                golden, reference = reference_lanes(models, run.cache, dtype)
+                lanes = _lanes(run, reader, golden, reference)
         if stage in run.stages:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
@@ -216,19 +228,37 @@ def _run_stages(run: _Run, folder: Path) -> None:
                     merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, index), index)
             found.nodes += nodes.values()
             found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
-        found.reference = reference.describe()
+            found.reference = reference.describe()
         if run.selection.first_bad and found.stages and found.stages[-1].status == "FAIL":
             break
         if "gradients" in run.stages:
             with run.timed("gradients"):
                 _run_gradients(run, dtype, reader, golden, models)
+            found.reference = models.reference.describe()
             if run.selection.first_bad and found.stages[-1].status == "FAIL":
                 break
         if run.behaves:
             with run.timed("behaviour"):
                 _run_behaviour(run, dtype, reader, models)
-    found.stages.sort(key=lambda each: _ORDER.index(each.name))
-    found.nodes.sort(key=lambda node: _ORDER.index(node.stage))
+            found.reference = models.reference.describe()
+    found.stages.sort(key=lambda each: STAGES.index(each.name))
+    found.nodes.sort(key=lambda node: STAGES.index(node.stage))
+
+
+def _run_exact(run: _Run, dtype: str, reader: WeightReader, models: Models) -> None:
+    """Bits alone, of a dtype in which no stage judges nodes by golden."""
+    executor = PortLane(_decoder(run, reader, "reference", models.dtype), models.dtype, run.device)
+    nodes: dict[str, NodeDiff] = {}
+    for index, prompt in enumerate(run.found.prompts):
+        ids_BT, keep = torch.tensor([prompt.ids]), _inputs_to_keep(run, prompt)
+        found = run_exact(
+            dtype, run.build.blueprint.dims, models.reference, executor, ids_BT, run.selection, keep_inputs=keep,
+            advance=lambda unit: run.progress.done(f"exact {dtype}", unit),
+        )  # fmt: skip
+        _capture(run, ids_BT, found, keep)
+        merge_nodes(nodes, found, index)
+    run.found.nodes += nodes.values()
+    run.found.stages.append(summarize_exact(dtype, nodes.values()))
 
 
 def _run_behaviour(run: _Run, dtype: str, reader: WeightReader, models: Models) -> None:
@@ -272,20 +302,28 @@ def _lanes(run: _Run, reader: WeightReader, golden: Lane, reference: Lane) -> La
 
 def _run_prompt(run: _Run, stage: StageName, dtype: str, lanes: Lanes, index: int) -> StageRun:
     prompt = run.found.prompts[index]
-    ids_BT, layers = torch.tensor([prompt.ids]), run.selection.layers
-    keep = frozenset[int]()
-    if run.captured is None and prompt is _longest(run.found.prompts):
-        keep = layers.intersection(first_of_each_kind(run.build.blueprint, layers))
+    ids_BT, keep = torch.tensor([prompt.ids]), _inputs_to_keep(run, prompt)
     found = run_stage(
         stage, dtype, lanes, ids_BT, run.selection, keep_inputs=keep,
         advance=lambda unit: run.progress.done(f"{stage} {dtype}", unit),
     )  # fmt: skip
-    if keep:
-        run.captured = Captured(ids_BT, found.inputs, "embed.out" in found.declared, _by(run))
-    run.found.declared |= found.declared
+    _capture(run, ids_BT, found, keep)
     if found.logits is not None:
         run.found.logits.append(replace(found.logits, prompt=index))
     return found
+
+
+def _inputs_to_keep(run: _Run, prompt: Prompt) -> frozenset[int]:
+    """Layers whose inputs axes are tried on: of the longest prompt, once."""
+    if run.captured is not None or prompt is not _longest(run.found.prompts):
+        return frozenset()
+    return run.selection.layers.intersection(first_of_each_kind(run.build.blueprint, run.selection.layers))
+
+
+def _capture(run: _Run, ids_BT: Tensor, found: StageRun, keep: frozenset[int]) -> None:
+    if keep:
+        run.captured = Captured(ids_BT, found.inputs, "embed.out" in found.declared, _by(run))
+    run.found.declared |= found.declared
 
 
 def _longest(prompts: Sequence[Prompt]) -> Prompt:
@@ -293,6 +331,6 @@ def _longest(prompts: Sequence[Prompt]) -> Prompt:
 
 
 def _by(run: _Run) -> frozenset[str]:
-    """What axes can be seen by: bits are compared in the port's dtype with precision, in float32 with semantics."""
+    """What axes can be seen by; bits of the port's dtype are compared with the stage in that dtype, or alone."""
     own = "semantics" if run.build.dtype == "float32" else "precision"
-    return run.stages & {"semantics", "precision"} | ({"exact"} if own in run.stages else set())
+    return run.stages & {"semantics", "precision"} | ({"exact"} if {own, "exact"} & run.stages else set())

@@ -41,7 +41,7 @@ class Tally:
     ) -> None:
         """Adds a chunk; executor: the spec's own arithmetic, for `exact`; at: the chunk's tokens, if not 0, 1, 2, …"""
         if executor is not None:
-            equal = executor.dtype == reference.dtype and _bit_equal(executor, reference)
+            equal = executor.dtype == reference.dtype and bit_equal(executor, reference)
             self.exact = equal if self.exact is None else self.exact and equal
         same = torch.equal(port, reference)
         port64_NF, reference64_NF, golden_NF = (_rows(t) for t in (port, reference, golden))
@@ -165,7 +165,7 @@ def measure_propagated(port: Tensor, reference: Tensor, golden: Tensor) -> Propa
     )
 
 
-def _bit_equal(executor: Tensor, reference: Tensor) -> bool:
+def bit_equal(executor: Tensor, reference: Tensor) -> bool:
     """Equal, a NaN being equal to a NaN: where both overflow, neither differs."""
     if torch.equal(executor, reference):
         return True

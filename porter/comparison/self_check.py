@@ -96,10 +96,10 @@ class _Found:
 
 
 def _stages(dtype: str, by: frozenset[str]) -> Iterator[tuple[StageName, str]]:
-    """The stages that ran, with their dtypes, as far as they judge nodes by golden."""
-    if "semantics" in by:
+    """The stages to run, with their dtypes; that of the port for its bits too."""
+    if "semantics" in by or (dtype == "float32" and "exact" in by):
         yield "semantics", "float32"
-    if "precision" in by and dtype != "float32":
+    if by & {"precision", "exact"} and dtype != "float32":
         yield "precision", dtype
 
 
@@ -121,6 +121,7 @@ class _Stage:
 
     def __init__(self, port: _Port, reader: WeightReader, stage: StageName, dtype: str, *, bits: bool) -> None:
         self.port, self.stage, self.dtype, self.bits = port, stage, dtype, bits
+        self.fails = stage in port.captured.by  # else bits alone were compared
         self.kind: torch.dtype = getattr(torch, dtype)
         self.reader = replace(reader, shared=SharedTensors(reader.checkpoint))
         self.reference = HfReference(
@@ -171,7 +172,7 @@ class _Sides:
             self._note(found, node, wrong[1])
             observable = observable or (node if node not in GAUGES else None)
             after = self._measure(node, wrong)
-            if after.status == "FAIL" and before.status != "FAIL":
+            if self.stage.fails and after.status == "FAIL" and before.status != "FAIL":
                 by: CaughtBy = "semantics" if self.stage.stage == "semantics" else "precision"
                 found.caught = Catch(by, after.name, after.local.rho if after.local else None)
                 if found.seen and found.seen.by == "exact" and observable:  # gauges differ in bits and do not FAIL

@@ -37,7 +37,9 @@ def sentence(report: DiffReport) -> str:
             return f"PASS: {compared} checks of other paths agree with the reference in {dtypes}."
         unseen = sum(axis.seen is None for axis in report.axes)
         blind = f"; it was blind to {unseen} of {len(report.axes)} axes" if unseen else ""
-        agree = f"{report.compared} nodes of {report.num_layers} layers agree with the reference in {dtypes}"
+        bits_alone = all(stage.name == "exact" for stage in report.stages)
+        how = "are the reference’s bit for bit" if bits_alone else "agree with the reference"
+        agree = f"{report.compared} nodes of {report.num_layers} layers {how} in {dtypes}"
         return f"PASS: {agree}{blind}."
     if report.verdict == "INCONCLUSIVE":
         stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
@@ -89,7 +91,10 @@ def _warned(report: DiffReport) -> str:
     judged = next((s for s in report.stages if s.name != "exact" and s.status == "WARN"), None)
     if unequal is not None and (judged is None or "exact" in report.fail_on):
         where = f"{unequal.first} (exact, {unequal.dtype}): {unequal.detail}"
-        same = f"{report.verdict} at {where}; same function, other rounding: look at {suspects(str(unequal.first))}"
+        function = "same function, other rounding"
+        if not any(stage.name in ("semantics", "precision") for stage in report.stages):
+            function = "--stage semantics says whether it is another function"
+        same = f"{report.verdict} at {where}; {function}: look at {suspects(str(unequal.first))}"
         return f"{same}; next: {next_command(report)}" if report.verdict == "FAIL" else f"{same}."
     if judged is not None:
         return f"{report.verdict} at {judged.first} ({judged.name}, {judged.dtype}): {judged.detail}."

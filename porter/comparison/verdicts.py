@@ -165,7 +165,7 @@ def conclude(
         return "FAIL", 5
     if missed:
         return "FAIL", EXIT["FAIL"]
-    if not any(stage.compared for stage in stages) or statuses <= {"INCONCLUSIVE", "NOT_COMPARED"}:
+    if not any(stage.compared for stage in stages) or (statuses and statuses <= {"INCONCLUSIVE", "NOT_COMPARED"}):
         return "INCONCLUSIVE", EXIT["INCONCLUSIVE"]
     warned = "WARN" in statuses or any(check.status == "WARN" for check in checks)
     if "FAIL" in statuses or (unequal and "exact" in promoted) or (missing and "missing" in promoted):
