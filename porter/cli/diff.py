@@ -26,7 +26,7 @@ PLACE = click.Path(path_type=Path)
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
 @click.option(
-    "--stage", "stages", default="", metavar="LIST", help="Of exact, semantics, precision, gradients, behaviour."
+    "--stage", "stages", default="", metavar="LIST", help="exact, semantics, precision, gradients, behaviour."
 )
 @click.option("--grad", is_flag=True, help="Compare gradients too, which the default stages leave out.")
 @click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
