@@ -107,11 +107,20 @@ def output_unit(index: int) -> str:
     return f"layers.{index}.output"
 
 
-def units_of_run(selection: Selection, num_layers: int) -> Iterator[tuple[str, str]]:
-    """(side, unit) of everything that a stage asks golden and the reference for, when it stops nowhere."""
-    yield from (("golden", "embed"), ("reference", "embed"))
+def units_of_run(selection: Selection, num_layers: int, *, nodes: bool, gradients: bool) -> Iterator[tuple[str, str]]:
+    """(side, unit) of everything that a prompt in one dtype asks golden and the reference for, if it stops nowhere.
+
+    Args:
+        nodes: a stage compares nodes.
+        gradients: they are compared too; golden's inputs of all layers are needed for them.
+    """
+    last = num_layers if selection.whole or gradients else selection.last + 1
+    yield from (("golden", unit) for unit in ("embed", *(f"layers.{index}" for index in range(last))))
+    if not nodes:
+        return
+    yield "reference", "embed"
     for index in range(num_layers if selection.whole else selection.last + 1):
-        yield from (("golden", f"layers.{index}"), ("reference", output_unit(index)))
+        yield "reference", output_unit(index)
         if index in selection.layers:
             yield "reference", f"layers.{index}"
     if selection.whole:

@@ -173,10 +173,12 @@ def _planned(run: _Run) -> list[tuple[StageName, str]]:
 
 def _wanted(run: _Run, cache: GoldenCache) -> Iterator[tuple[Units, str]]:
     """What this run may ask the cache for."""
+    num_layers, gradients = run.build.blueprint.dims.layers, "gradients" in run.stages
     for stage, dtype in _planned(run):
-        for prompt in run.found.prompts if stage in run.stages else ():
+        nodes = stage in run.stages
+        for prompt in run.found.prompts if nodes or gradients else ():
             ids_BT = torch.tensor([prompt.ids])
-            for side, unit in units_of_run(run.selection, run.build.blueprint.dims.layers):
+            for side, unit in units_of_run(run.selection, num_layers, nodes=nodes, gradients=gradients):
                 yield cache.units(side, dtype, ids_BT), unit
 
 

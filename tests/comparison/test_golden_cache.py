@@ -232,6 +232,17 @@ def test_a_read_only_folder_need_hold_no_more_than_the_layers_that_are_compared(
             run(tmp_path, layers="0-1")
 
 
+@pytest.mark.parametrize("stages", [("gradients",), ("gradients", "precision")])
+def test_a_read_only_folder_must_hold_golden_s_inputs_for_gradients(tmp_path: Path, stages: tuple[str, ...]) -> None:
+    filled = run(tmp_path, layers="1", stages=stages)
+    with read_only(tmp_path):
+        assert numbers(run(tmp_path, layers="1", stages=stages)) == numbers(filled)
+        assert numbers(run(None, layers="1", stages=stages)) == numbers(filled)
+    next(path for path in units(tmp_path) if path.name == "layers.2.safetensors").unlink()
+    with read_only(tmp_path), pytest.raises(UsageError, match="it lacks 1 of the"):
+        run(tmp_path, layers="1", stages=stages)
+
+
 def test_a_damaged_unit_of_a_read_only_folder_is_run_and_said(filled: Path, without: DiffReport) -> None:
     path = units(filled)[5]
     path.write_bytes(path.read_bytes()[:-1])
