@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,19 @@ def test_accesses_are_as_wide_as_the_hardware_has_them(counts: Counts) -> None:
         assert line["access bytes"] == widths, label
 
 
+older = pytest.mark.skipif(
+    tuple(map(int, version("triton").split(".")[:2])) < (3, 9), reason="Triton 3.6 lays strided tiles out otherwise"
+)
+
+
+@older
 def test_tiles_stay_in_registers(counts: Counts) -> None:
     for label, line in counts.items():
         pairs = label.startswith("glu of pairs")  # their output has half their width: one exchange
         assert (line["through shared memory"] > 0) == pairs, label
 
 
+@older
 def test_a_rotation_is_the_same_arithmetic_for_every_stride(counts: Counts) -> None:
     """A product and a fused multiply-add for each of two features, and nothing that could be fused another way."""
     for label, line in counts.items():

@@ -22,8 +22,6 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """By check and number of processes: the tracebacks of those in which it failed."""
     folder = tmp_path_factory.mktemp("vocab_parallel")
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}"}
-    if torch.cuda.device_count() < 3:
-        environment["CUDA_VISIBLE_DEVICES"] = ""
     workers = [
         subprocess.Popen(
             [sys.executable, "-W", "error", "-m", "tests.porter_kernels.vocab_parallel_worker", str(rank), str(folder)],

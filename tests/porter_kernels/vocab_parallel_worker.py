@@ -1,6 +1,7 @@
 """One of three processes that share the vocabulary; test_vocab_parallel.py starts them and reads what rank 0 writes.
 
-Runs every check in a group of all three and some in one of the first two. On GPUs if there are three, else interpreted.
+Runs every check in a group of all three and some in one of the first two. On GPUs, which they share where there are
+fewer than three; without one, interpreted.
 """
 
 import json
@@ -168,8 +169,8 @@ RUNS = [(name, 3) for name in CHECKS] + [(name, 2) for name in IN_TWO]
 
 def main(rank: int, folder: Path) -> None:
     if DEVICE == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "nccl" if DEVICE == "cuda" else "gloo"
+        torch.cuda.set_device(rank % torch.cuda.device_count())
+    backend = "nccl" if torch.cuda.device_count() >= 3 else "gloo"  # NCCL wants a GPU for each
     dist.init_process_group(backend, init_method=f"file://{folder / 'store'}", rank=rank, world_size=3)
     torch.use_deterministic_algorithms(True)  # fresh memory is NaN
     if launch.INTERPRETING:
