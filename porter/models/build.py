@@ -172,7 +172,7 @@ def plan_build(
     frozen = family.size(size) if size else None
     weights = weights or (frozen.hf if frozen and frozen.hf else "random:stress")
     source = find_weights(weights, size=size or "", fetch=fetch)
-    config = source.config if source.config is not None else frozen.config if frozen else None
+    config = source.config if source.config is not None else frozen.config if frozen else _own_config(model)
     if config is None:
         raise UsageError(f"{model} with --weights {weights} has no config", "a size with a config", "Pass --size.")
     config = {key: value for key, value in config.items() if key != "quantization_config" or value}
@@ -214,6 +214,12 @@ def _find(model: str, size: str | None, weights: str | None) -> tuple[Family, st
             family, size = find_size(model)
             return family, size, weights
     return family, size or _default_size(family, weights), weights
+
+
+def _own_config(model: str) -> dict[str, Any] | None:
+    """The config of a model argument that is a folder, for random weights of its shape."""
+    folder = Path(model).expanduser()
+    return read_config(folder) if (folder / "config.json").is_file() else None
 
 
 def _default_size(family: Family, weights: str | None) -> str | None:

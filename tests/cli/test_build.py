@@ -58,6 +58,14 @@ def test_a_saved_folder_builds_again(dtype: str) -> None:
     assert porter("build", "qwen2", "--weights", "out/deep").exit_code == 0
 
 
+def test_a_folder_s_config_with_random_weights(copy: Path) -> None:
+    (copy / SINGLE).unlink()
+    change_config(copy, num_hidden_layers=3)
+    result = porter("build", str(copy), "--weights", "random:stress", "--save", "out/random")
+    assert result.exit_code == 0 and "llama, 3 layers" in result.stdout, result.output
+    assert "model.layers.2.mlp.up_proj.weight" in open_checkpoint(Path("out/random")).tensors
+
+
 def test_a_sharded_folder_builds_and_is_saved_whole(saved: Path) -> None:
     whole = open_checkpoint(saved)
     write_checkpoint(Path("shards"), whole.tensors.values(), whole.blocks, shard_bytes=200_000)
