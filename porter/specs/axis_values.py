@@ -10,9 +10,9 @@ from pydantic.fields import FieldInfo
 from porter.specs.document import Document, Pattern
 from porter.specs.keys import is_model, members
 from porter.specs.messages import allowed
-from porter.specs.overrides import axis_paths
+from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
-from porter.specs.schema import Block, Strict
+from porter.specs.schema import Block, Strict, WeightRule
 from porter.specs.tree import Map
 
 
@@ -34,7 +34,7 @@ class AxisValue:
 def axis_values(resolved: Resolved) -> Iterator[AxisValue]:
     """Every path that --set takes, in the order of the schema."""
     for path in axis_paths(resolved.family.tree):
-        info = _field(path.split("."))
+        info = _field(keys_of(path))
         yield AxisValue(path, _in_force(path, resolved), allowed(info), info.description or "")
 
 
@@ -44,6 +44,8 @@ def _field(path: list[str]) -> FieldInfo:
         if len(path) == 3:
             return Pattern.model_fields["by"]
         path = ["block", *path[4:]]
+    if path[0] == "weights":
+        return WeightRule.model_fields[path[3]]
     info = Document.model_fields[path[0]]
     for key in path[1:]:
         info = next(kind for kind in members(info.annotation) if is_model(kind)).model_fields[key]
@@ -51,7 +53,7 @@ def _field(path: list[str]) -> FieldInfo:
 
 
 def _in_force(path: str, resolved: Resolved) -> str:
-    section, *keys = path.split(".")
+    section, *keys = keys_of(path)
     blueprint = resolved.blueprint
     if section == "patterns":
         if keys[1] == "by":
@@ -62,6 +64,8 @@ def _in_force(path: str, resolved: Resolved) -> str:
         return _over_layers([block for block, own in zip(blueprint.blocks, taken, strict=True) if own], keys[3:])
     if section == "block":
         return _over_layers(blueprint.blocks, keys)
+    if section == "weights":
+        return _text(getattr(blueprint.weights.block[keys[1]], keys[2]))
     return _text(_dig(getattr(blueprint, section), keys))
 
 

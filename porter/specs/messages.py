@@ -104,7 +104,7 @@ def _words(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return [str(value).lower() if isinstance(value, bool) else str(value) for value in get_args(kind)]
     if get_origin(kind) is tuple:
-        return ["list of whole numbers"]
+        return ["list of text" if get_args(kind)[0] is str else "list of whole numbers"]
     if get_origin(kind) is list:
         return ["list of text"]
     return [{bool: "true | false", int: "whole number", float: "number", str: "text"}.get(kind, "map")]

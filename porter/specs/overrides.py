@@ -18,6 +18,8 @@ from porter.specs.schema import Block
 from porter.specs.tree import Map, Where, leaves
 
 _LAYER = re.compile(r"layers\[(\d+)\]\.(.+)")
+# Of a rule, what changes numbers; where tensors lie, the ledger checks.
+RULE_FIELDS = {"attn.qkv": ("order", "groups"), "mlp.gate_up": ("order",)}
 SECTIONS = ("dims", "embed", "norm", "block", "final_norm", "head", "tokenizer")
 
 
@@ -56,9 +58,19 @@ def parse_override(text: str, tree: Map) -> Override:
 
 
 def axis_paths(tree: Map) -> list[str]:
-    """Every path that --set takes: the fields of the schema, and what patterns set."""
+    """Every path that --set takes: the fields of the schema, what patterns set, and how fused projections are split."""
     paths = [".".join(path) for section in SECTIONS for path in fields(Document, section)]
-    return paths + [".".join(path) for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] != ()]
+    paths += [".".join(path) for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] != ()]
+    fused = [name for name, rule in tree["weights"]["block"].items() if isinstance(rule, Map) and "order" in rule]
+    return paths + [f"weights.block.{name}.{field}" for name in fused for field in RULE_FIELDS[name]]
+
+
+def keys_of(path: str) -> list[str]:
+    """The keys of a path in the tree; the name of a weight rule, attn.qkv, is one key."""
+    if not path.startswith("weights.block."):
+        return path.split(".")
+    rule, _, field = path.removeprefix("weights.block.").rpartition(".")
+    return ["weights", "block", rule, field]
 
 
 def apply_overrides(tree: Map, overrides: Sequence[Override]) -> Map:
@@ -67,7 +79,7 @@ def apply_overrides(tree: Map, overrides: Sequence[Override]) -> Map:
     for override in overrides:
         if _LAYER.fullmatch(override.path):
             continue
-        *parents, last = override.path.split(".")
+        *parents, last = keys_of(override.path)
         node = changed
         for key in parents:
             below = node.get(key)

@@ -106,7 +106,7 @@ def _resolve(
         blocks=change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names),
         final_norm=_flag(tree, "final_norm", names),
         head=validate(Head, evaluate_map(tree["head"], names), tree, ("head",)),
-        weights=_weights(tree),
+        weights=_weights(tree, dims),
         tokenizer=validate(Tokenizer, evaluate_map(tree["tokenizer"], names), tree, ("tokenizer",)),
     )
     ignored = {"model_type", *(key for key, reason in tree["ignore_config"].items() if reason is not None)}
@@ -170,11 +170,19 @@ def _flag(tree: Map, key: str, names: Mapping[str, Any]) -> bool:
     return value
 
 
-def _weights(tree: Map) -> Weights:
+def _weights(tree: Map, dims: Dims) -> Weights:
     table = dict(tree["weights"])
     for part in ("globals", "block"):
         table[part] = {name: rule for name, rule in table[part].items() if rule is not None}
-    return validate(Weights, table, tree, ("weights",))
+    weights = validate(Weights, table, tree, ("weights",))
+    if weights.groups_of_qkv == "heads" and dims.heads != dims.kv_heads:
+        where = locate(tree, ("weights", "block", "attn.qkv", "groups"))
+        raise SpecError(
+            f"{where}: attn.qkv has a group for each of {dims.heads} heads, and there are {dims.kv_heads} key/value heads",
+            "groups: kv_heads, or 1",
+            "Correct weights.block.attn.qkv.groups.",
+        )
+    return weights
 
 
 def _without_effect(resolved: Resolved, override: Override) -> SpecError:

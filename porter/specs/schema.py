@@ -220,6 +220,11 @@ class Weights(Strict):
     block: dict[str, WeightRule] = Field(description="attn.norm, attn.q, attn.qkv, mlp.gate, …; relative to `layer`.")
     ignore: tuple[str, ...] = Field((), strict=False, description="Globs of checkpoint tensors that are no parameters.")
 
+    @property
+    def groups_of_qkv(self) -> str:
+        """How often the order of a fused qkv repeats; 1 where none is fused."""
+        return self.block["attn.qkv"].groups if "attn.qkv" in self.block else "1"
+
     @model_validator(mode="after")
     def _consistent(self) -> "Weights":
         if "{i}" not in self.layer:

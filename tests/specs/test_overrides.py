@@ -155,3 +155,30 @@ def test_every_axis_path_is_one_of_its_own_names() -> None:
     } <= set(paths)
     for path in paths:
         assert parse_override(f"{path}=1", tree).path == path
+
+
+def test_fused_projections_are_taken_apart_otherwise() -> None:
+    rules = change("gpt_neox", "weights.block.attn.qkv.groups=1", "order=[v, q, k]").blueprint.weights.block
+    assert (rules["attn.qkv"].groups, rules["attn.qkv"].order) == ("1", ("v", "q", "k"))
+    assert rules["attn.qkv"].src == ("attention.query_key_value",)  # all else stays
+    rules = change("phi3", "weights.block.mlp.gate_up.order=[up, gate]").blueprint.weights.block
+    assert rules["mlp.gate_up"].order == ("up", "gate") and rules["attn.qkv"].order == ("q", "k", "v")
+    assert find_model("phi3", "tiny")[0].tree["weights"]["block"]["mlp.gate_up"]["order"] == ["gate", "up"]
+
+
+@pytest.mark.parametrize(
+    ("model", "text", "says"),
+    [
+        ("gpt_neox", "weights.block.attn.qkv.groups=heads", "changes nothing"),
+        ("gpt_neox", "weights.block.attn.qkv.groups=2", "one of 1, heads, kv_heads"),
+        ("gpt_neox", "weights.block.attn.qkv.order=[q, k]", "needs the order of k, q, v"),
+        ("phi3", "weights.block.attn.qkv.groups=heads", "a group for each of 6 heads, and there are 2 key/value heads"),
+        ("phi3", "weights.block.mlp.gate_up.groups=heads", "no axis is called"),  # the code reads none there
+        ("llama", "weights.block.attn.q.order=[q]", "no axis is called"),
+        ("llama", "weights.block.attn.q.src=self_attn.k_proj", "no axis is called"),
+    ],
+)
+def test_changes_of_fused_projections_that_are_refused(model: str, text: str, says: str) -> None:
+    with pytest.raises(SpecError, match="--set weights") as caught:
+        change(model, text)
+    assert says in str(caught.value)
