@@ -178,7 +178,7 @@ def _weights(tree: Map, dims: Dims) -> Weights:
     if weights.groups_of_qkv == "heads" and dims.heads != dims.kv_heads:
         where = locate(tree, ("weights", "block", "attn.qkv", "groups"))
         raise SpecError(
-            f"{where}: attn.qkv has a group for each of {dims.heads} heads, and there are {dims.kv_heads} key/value heads",
+            f"{where}: attn.qkv has a group for each of {dims.heads} heads, but {dims.kv_heads} key/value heads",
             "groups: kv_heads, or 1",
             "Correct weights.block.attn.qkv.groups.",
         )
