@@ -126,7 +126,6 @@ def _run_to_json(report: DiffReport) -> Json:
         "versions": dict(report.environment),
         "command": report.command,
         "fail_on": list(report.fail_on),
-        "seed": report.environment.get("seed"),
     }
 
 

@@ -235,7 +235,6 @@ def make(nodes: tuple[NodeDiff, ...], verdict: Verdict, exit_code: int, sentence
             "device": "cpu, 2 cores",
             "tf32": "off",
             "TRITON_DEFAULT_FP_FUSION": "1",
-            "seed": "0",
         },
         command="porter diff gemma-3-270m --reference hf --layers all --tokens 640",
         timings_s={"preflight": 1.9, "exact": 9.4, "golden": 17.8, "semantics": 11.2, "precision": 8.6, "report": 0.9},
