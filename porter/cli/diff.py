@@ -9,9 +9,7 @@ from pathlib import Path
 import click
 
 from porter.cli.memory import keep_freed_memory
-from porter.cli.options import build_options
-
-PLACE = click.Path(path_type=Path)
+from porter.cli.options import PLACE, build_options, report_options
 
 
 @click.command()
@@ -20,10 +18,7 @@ PLACE = click.Path(path_type=Path)
 @click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
 @click.option("--prompts", type=PLACE, help="A text file, or .jsonl with a prompt a line.")
-@click.option(
-    "--out", type=PLACE, default=Path("diff_reports"), show_default=True, help="Folder the report is written to."
-)
-@click.option("--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout.")
+@report_options
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
 @click.option(
     "--stage", "stages", default="", metavar="LIST", help="exact, semantics, precision, gradients, behaviour."
@@ -43,6 +38,7 @@ def diff(
     prompts: Path | None,
     out: Path,
     json_path: str | None,
+    html_path: Path | None,
     fail_on: str,
     stages: str,
     grad: bool,
@@ -59,7 +55,8 @@ def diff(
     """
     from porter.reports.write import check_writable
 
-    check_writable(out, json_path=Path(json_path) if json_path and json_path != "-" else None)
+    json_file = Path(json_path) if json_path and json_path != "-" else None
+    check_writable(out, json_path=json_file, html_path=html_path)
     keep_freed_memory()
     start = time.perf_counter()
     from porter.cli.progress import stage_progress
@@ -74,7 +71,7 @@ def diff(
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})
-    present(report, out, json_path=json_path, timings=timings, axes=axes)
+    present(report, out, json_path=json_path, html_path=html_path, timings=timings, axes=axes)
     ctx.exit(report.exit_code)
 
 

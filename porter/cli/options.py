@@ -1,12 +1,14 @@
 """Options that several commands share."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., object])
 
+PLACE = click.Path(path_type=Path)
 DTYPES = click.Choice(["bfloat16", "float16", "float32"])
 
 
@@ -32,6 +34,23 @@ def build_options(command: F) -> F:
         ),
         click.option("--tokens", type=int, help="Cut the prompt to so many tokens."),
     ]
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def report_options(command: F) -> F:
+    """Where a report is written: out, json_path, html_path."""
+    options = [
+        click.option(
+            "--out", type=PLACE, default=Path("diff_reports"), show_default=True,
+            help="Folder the report is written to.",
+        ),
+        click.option(
+            "--json", "json_path", metavar="PATH", help="Write the JSON there too; - prints it alone on stdout."
+        ),
+        click.option("--html", "html_path", type=PLACE, metavar="PATH", help="Write the page there too."),
+    ]  # fmt: skip
     for option in reversed(options):
         command = option(command)
     return command

@@ -14,20 +14,30 @@ from porter.reports.terminal_tables import render_axes, render_self_check
 from porter.reports.write import write_report
 
 
-def present(report: DiffReport, out: Path, *, json_path: str | None, timings: bool, axes: bool = False) -> Path:
+def present(
+    report: DiffReport,
+    out: Path,
+    *,
+    json_path: str | None,
+    html_path: Path | None = None,
+    timings: bool,
+    axes: bool = False,
+) -> Path:
     """The folder of the written report, after it was shown on stdout.
 
     A report that cannot be written is shown all the same: the minutes it took are not lost.
 
     Args:
         json_path: a further place for the JSON; "-" prints it alone on stdout.
+        html_path: a further place for the page.
         axes: show the table of axes too.
 
     Raises: UsageError: it cannot be written, and was shown.
     """
     to_stdout = json_path == "-"
+    json_file = Path(json_path) if json_path and not to_stdout else None
     try:
-        folder = write_report(report, out, json_path=Path(json_path) if json_path and not to_stdout else None)
+        folder = write_report(report, out, json_path=json_file, html_path=html_path)
     except UsageError:
         _show(report, None, as_json=to_stdout, timings=timings, axes=axes)
         raise

@@ -19,31 +19,36 @@ from porter.reports.html import to_html
 from porter.reports.json_report import to_text
 
 
-def write_report(report: DiffReport, folder: Path, *, json_path: Path | None = None) -> Path:
+def write_report(
+    report: DiffReport, folder: Path, *, json_path: Path | None = None, html_path: Path | None = None
+) -> Path:
     """Writes report.json and report.html into a new folder of their own, and says which.
 
     Args:
         folder: holds the reports of all models, diff_reports by default; created where it is missing.
-        json_path: a second place for the JSON, replaced if it exists.
+        json_path, html_path: second places for the JSON and for the page, replaced if they exist.
     Raises: UsageError: the place cannot be written to.
     """
     json_bytes = to_text(report).encode("utf-8", "backslashreplace")  # a lone surrogate becomes its JSON escape
     html_bytes = to_html(report).encode("utf-8", "replace")
     parent = folder / folder_name(report.name)
     with ExitStack() as stack:
-        if json_path is not None:
-            stack.enter_context(_refusing(json_path))
-            stack.enter_context(_created(json_path.parent))
-            beside = stack.enter_context(_staged(json_path.with_name(f".{secrets.token_hex(6)}")))
-            _refuse_folder(json_path)
-            beside.write_bytes(json_bytes)
+        second = []
+        for path, content in ((json_path, json_bytes), (html_path, html_bytes)):
+            if path is not None:
+                stack.enter_context(_refusing(path))
+                stack.enter_context(_created(path.parent))
+                beside = stack.enter_context(_staged(path.with_name(f".{secrets.token_hex(6)}")))
+                _refuse_folder(path)
+                beside.write_bytes(content)
+                second.append((beside, path))
         with _refusing(parent), _created(parent), _staged(parent / f".{secrets.token_hex(6)}") as staged:
             staged.mkdir()
             (staged / "report.json").write_bytes(json_bytes)
             (staged / "report.html").write_bytes(html_bytes)
             placed = _place(staged, parent / _stamp(report.created))
-        if json_path is not None:
-            beside.replace(json_path)
+        for beside, path in second:
+            beside.replace(path)
     return placed
 
 
@@ -58,15 +63,18 @@ def write_file(path: Path, content: bytes) -> None:
         beside.replace(path)
 
 
-def check_writable(folder: Path, *, json_path: Path | None = None) -> None:
+def check_writable(folder: Path, *, json_path: Path | None = None, html_path: Path | None = None) -> None:
     """Refuses a place that a report could not be written to, before the long computation; leaves nothing behind.
 
     Raises: UsageError: the place cannot be written to.
     """
     _probe(folder)
-    if json_path is not None:
-        _refuse_folder(json_path)
-        _probe(json_path.parent)
+    if json_path is not None and json_path == html_path:
+        raise UsageError(f"--json and --html are both {json_path}", "two files", "Name another for one of them.")
+    for path in (json_path, html_path):
+        if path is not None:
+            _refuse_folder(path)
+            _probe(path.parent)
 
 
 def folder_name(name: str) -> str:
@@ -130,13 +138,13 @@ def _refusal(place: Path, why: str) -> UsageError:
     return UsageError(
         f"the report cannot be written to {place}: {why}",
         "a folder that can be written to, or created",
-        "give another place with --out (or --json), or free this one",
+        "give another place with --out (or --json, --html), or free this one",
     )
 
 
-def _refuse_folder(json_path: Path) -> None:
-    if json_path.is_dir():
-        raise _refusal(json_path, "it is a folder, and the JSON needs a file")
+def _refuse_folder(path: Path) -> None:
+    if path.is_dir():
+        raise _refusal(path, "it is a folder, and a file is to be written")
 
 
 def _probe(folder: Path) -> None:

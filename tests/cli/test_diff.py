@@ -63,11 +63,13 @@ def test_json_on_stdout_is_alone() -> None:
     result = porter("diff", "gpt2", *TINY, "--tokens", "5", "--dtype", "float32", "--json", "-", "--timings")
     assert json.loads(result.stdout)["verdict"] == "PASS"
     elsewhere = porter(
-        "diff", "gpt2", *TINY, "--tokens", "5", "--dtype", "float32", "--json", "deep/d.json", "--out", "o"
-    )
+        "diff", "gpt2", *TINY, "--tokens", "5", "--dtype", "float32", "--json", "deep/d.json", "--out", "o",
+        "--html", "page/d.html",
+    )  # fmt: skip
     assert elsewhere.exit_code == 0 and "PASS" in elsewhere.stdout
     written = json.loads(Path("deep/d.json").read_text())
     assert written == json.loads(next(Path("o").rglob("report.json")).read_text())
+    assert Path("page/d.html").read_bytes() == next(Path("o").rglob("report.html")).read_bytes()
 
 
 def test_two_runs_write_the_same_json_but_for_times() -> None:
@@ -223,6 +225,7 @@ USAGE = [
     (["--set", "block.mlp.act=gelu_new"], "changes nothing"),
     (["--out", "file"], "cannot be written to file"), (["--out", "/proc/porter/reports"], "/proc/porter/reports"),
     (["--json", "file/d.json"], "cannot be written"), (["--json", "folder"], "it is a folder"),
+    (["--html", "folder"], "it is a folder"), (["--html", "x", "--json", "x"], "--json and --html are both x"),
 ]  # fmt: skip
 
 

@@ -48,12 +48,19 @@ def test_a_name_is_one_folder(name: str, folder: str) -> None:
     assert folder_name(name) == folder
 
 
-def test_json_in_a_second_place(tmp_path: Path, report) -> None:
-    elsewhere = tmp_path / "made" / "a.json"
-    folder = write_report(report, tmp_path, json_path=elsewhere)
-    assert elsewhere.read_bytes() == (folder / "report.json").read_bytes()
-    write_report(report, tmp_path, json_path=elsewhere)  # replaced
-    assert files_under(elsewhere.parent) == ["a.json"]
+@pytest.mark.parametrize(("given", "name"), [("json_path", "report.json"), ("html_path", "report.html")])
+def test_a_second_place(tmp_path: Path, report, given: str, name: str) -> None:
+    elsewhere = tmp_path / "made" / "a.file"
+    folder = write_report(report, tmp_path, **{given: elsewhere})
+    assert elsewhere.read_bytes() == (folder / name).read_bytes()
+    elsewhere.write_text("replaced")
+    write_report(report, tmp_path, **{given: elsewhere})
+    assert elsewhere.read_bytes() == (folder / name).read_bytes() and files_under(elsewhere.parent) == ["a.file"]
+
+
+def test_one_place_for_json_and_page_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--json and --html are both "):
+        check_writable(tmp_path, json_path=tmp_path / "x", html_path=tmp_path / "x")
 
 
 def test_hostile_text_is_written(tmp_path: Path) -> None:
@@ -77,7 +84,7 @@ def test_an_interruption_leaves_nothing(tmp_path: Path, report, monkeypatch, err
 
     monkeypatch.setattr(Path, fails_at, interrupted)
     with pytest.raises(error):
-        write_report(report, tmp_path / "out", json_path=tmp_path / "a" / "b.json")
+        write_report(report, tmp_path / "out", json_path=tmp_path / "a" / "b.json", html_path=tmp_path / "a" / "b.html")
     left = files_under(tmp_path)
     if fails_at == "replace":  # the report itself was in place: that one is whole
         assert [name for name in left if name.startswith("a")] == []
@@ -111,12 +118,13 @@ def test_a_read_only_place_is_refused(act, place: str) -> None:
         act(Path(place))
 
 
-def test_a_folder_in_the_way_of_the_json_is_refused(tmp_path: Path, report) -> None:
+@pytest.mark.parametrize("given", ["json_path", "html_path"])
+def test_a_folder_in_the_way_of_a_file_is_refused(tmp_path: Path, report, given: str) -> None:
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="it is a folder, and the JSON needs a file"):
-        check_writable(tmp_path / "out", json_path=tmp_path / "folder")
-    with pytest.raises(UsageError, match="it is a folder, and the JSON needs a file"):
-        write_report(report, tmp_path / "out", json_path=tmp_path / "folder")
+    with pytest.raises(UsageError, match="it is a folder, and a file is to be written"):
+        check_writable(tmp_path / "out", **{given: tmp_path / "folder"})
+    with pytest.raises(UsageError, match="it is a folder, and a file is to be written"):
+        write_report(report, tmp_path / "out", **{given: tmp_path / "folder"})
     assert files_under(tmp_path) == ["folder"]
 
 
