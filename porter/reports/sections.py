@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from porter.comparison.report import DiffReport, NodeDiff, Prompt, Stage, Verdict
-from porter.reports.markup import Html, definitions, join, table, tag
+from porter.reports.markup import Html, definitions, join, table, tag, text
 from porter.reports.summary import (
     NO_AXES,
     bits,
@@ -56,7 +56,8 @@ def link_to(stage: str, dtype: str, node: str | None) -> Html:
     """A node's name that leads to its cell."""
     if not node:
         return Html("")
-    return tag("a", tag("code", node), href="#nodes", class_="node", data_node=f"{stage} {dtype} {node}")
+    name = Html(text(node).replace(".", ".<wbr>"))  # where a narrow cell may break it
+    return tag("a", tag("code", name), href="#nodes", class_="node", data_node=f"{stage} {dtype} {node}")
 
 
 def banner(report: DiffReport) -> Html:
@@ -102,11 +103,11 @@ def stage_table(report: DiffReport) -> Html:
     return table(head, (_stage_row(report, stage) for stage in report.stages), numbers=("nodes",))
 
 
-def _stage_row(report: DiffReport, stage: Stage) -> Sequence[str | Html]:
+def _stage_row(report: DiffReport, stage: Stage) -> Sequence[str | Html | None]:
     nodes = list(nodes_of(report, stage.name, stage.dtype))
-    peaks = [_peak(nodes, metric) for metric in ("rho", "rho_tok")]
+    peaks: list[Html | None] = [_peak(nodes, metric) for metric in ("rho", "rho_tok")]
     if not any(peaks):
-        peaks[0] = tag("span", bits(nodes) or stage.detail, class_="detail")
+        peaks = [tag("span", bits(nodes) or stage.detail, class_="detail"), None]
     label = join([tag("strong", stage.name), f" {stage.dtype}"])
     count = str(stage.compared) if nodes or stage.compared else ""
     strip = _strip(report, stage) if nodes else ""
