@@ -14,8 +14,8 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
     "padding.left": "positions and mask of padded rows",
     "padding.right": "the mask of padded rows",
     "batch": "what one row of a batch sees of another",
-    "prompts": "positions and mask of padded rows",
     "packed": "positions and mask of rows with several documents",
+    "prompts": "positions and mask of padded rows",
     "logits": "the head, and what precision judged before it",
     "greedy": "decoding, where it writes on",
 }

@@ -90,5 +90,5 @@ def test_every_check_says_where_to_look() -> None:
 
 
 def test_limits_of_all_stages_stand_side_by_side() -> None:
-    assert all_limits()["float32"].keys() == {"rho", "route", "kl"}
-    assert all_limits()["bfloat16"].keys() == {"rho", "rho_tok", "route", "kl"}
+    assert all_limits()["float32"].keys() == {"rho", "rho_grad", "route", "kl"}
+    assert all_limits()["bfloat16"].keys() == {"rho", "rho_tok", "rho_grad", "route", "kl"}
