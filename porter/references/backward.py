@@ -123,8 +123,10 @@ class HfBackward:
             with torch.enable_grad():
                 value = slot.recipe.compute(lambda name, _dtype: leaves[name])
             found = differentiate(value, list(leaves.values()), gradient)
-        except RuntimeError as error:  # torch's word for a call that has no derivative
-            why = f"HF's loader made {slot.name} of it by a step without gradient: {error}"
+        except RuntimeError:  # torch's word for a call that has no derivative
+            found = []
+        if not found or all(each is None for each in found):
+            why = f"HF's loader made {slot.name} of it by a step without gradient"
             made.unknown |= dict.fromkeys(leaves, why)
             return
         for name, each in zip(leaves, found, strict=True):

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from porter.comparison.diff import diff
 from porter.comparison.gradients.measure import measure_node, measure_parameter
+from porter.comparison.gradients.stage import _Unit
 from porter.comparison.report import DiffReport, NodeDiff
-from porter.models.backward import differentiate
+from porter.models.backward import Gradients, differentiate
 from porter.models.layers import Layer
 from porter.reports.html import to_html
 from porter.reports.json_report import to_json
@@ -236,3 +237,13 @@ def most_bytes(num_layers: int, monkeypatch: pytest.MonkeyPatch) -> int:
         diff(build, stages=["gradients"])
     assert peak > 0
     return peak
+
+
+def test_what_the_reference_cannot_show_is_not_compared() -> None:
+    port = Gradients({"attn.ctx": GOLDEN}, {"mlp.up.weight": GOLDEN, "mlp.up.bias": None})
+    golden, reference = Gradients({}, {}), Gradients({}, {}, {"mlp.up.weight": "made by a step without gradient"})
+    found = {node.name: node for node in _Unit("float32", [golden, reference, port], "layers.0.").compare()}
+    assert {node.status for node in found.values()} == {"NOT_COMPARED"}
+    assert found["grad:layers.0.attn.ctx"].reason == "the reference does not show it"
+    assert found["grad:layers.0.mlp.up.weight"].reason == "made by a step without gradient"
+    assert found["grad:layers.0.mlp.up.bias"].reason == "the reference has no parameter that is made of its tensor"
