@@ -73,10 +73,15 @@ class Loaded:
         if self._held == layer:
             return
         self.release()
-        self.tensors.retain({name for slot in self.places.layers[layer] for name in slot.recipe.sources()})
+        self.tensors.retain(self._sources(layer))
         for slot in self.places.layers[layer]:
             slot.fill(slot.compute(self.tensors, self.device))
         self._held = layer
+        if layer + 1 < len(self.places.layers):
+            self.tensors.checkpoint.prefetch(self._sources(layer + 1))
+
+    def _sources(self, layer: int) -> set[str]:
+        return {name for slot in self.places.layers[layer] for name in slot.recipe.sources()}
 
     def release(self) -> None:
         if self._held is not None:

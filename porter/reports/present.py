@@ -2,6 +2,8 @@
 
 import json
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -36,11 +38,14 @@ def present(
     """
     to_stdout = json_path == "-"
     json_file = Path(json_path) if json_path and not to_stdout else None
+    start = time.perf_counter()
     try:
         folder = write_report(report, out, json_path=json_file, html_path=html_path)
     except UsageError:
         _show(report, None, as_json=to_stdout, timings=timings, axes=axes)
         raise
+    written_s = round(time.perf_counter() - start, 3)
+    report = replace(report, timings_s={**report.timings_s, "report": written_s})
     _show(report, folder / "report.html", as_json=to_stdout, timings=timings, axes=axes)
     return folder
 

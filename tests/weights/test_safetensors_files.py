@@ -1,6 +1,7 @@
 """Checkpoints written, read and refused; the safetensors library is the reference for both directions."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -285,3 +286,14 @@ def test_memory_stays_at_a_few_blocks(tmp_path: Path) -> None:
     written_mib, read_mib = map(float, done.stdout.split())
     assert written_mib < 300  # of 800 in blocks of 16; 125 to 205 measured: glibc keeps up to eight freed blocks
     assert read_mib < 400  # of 800 in blocks of 32, on top of the above; 270 measured
+
+
+def test_what_comes_next_is_asked_for_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_file({"a": torch.zeros(4, 3), "b": torch.ones(5)}, tmp_path / SINGLE)
+    checkpoint, asked = open_checkpoint(tmp_path), []
+    monkeypatch.setattr(os, "posix_fadvise", lambda _file, *what: asked.append(what))
+    checkpoint.prefetch(["b", "a"])
+    wanted = [(checkpoint.info(name).start, checkpoint.info(name).size_bytes) for name in ("b", "a")]
+    assert asked == [(*where, os.POSIX_FADV_WILLNEED) for where in wanted]
+    monkeypatch.delattr(os, "posix_fadvise")
+    checkpoint.prefetch(["a"])  # macOS has none
