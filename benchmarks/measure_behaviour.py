@@ -3,7 +3,7 @@
     python benchmarks/measure_behaviour.py --ops reference > benchmarks/results/behaviour.csv
     python benchmarks/measure_behaviour.py gemma-3-270m::demo smollm2-135m::demo --ops reference
 
-A model is name:size:weights. Fused ops in bfloat16 on a CPU need tests/interpreter_bf16.py, as conftest.py loads it.
+A model is name:size:weights.
 """
 
 import argparse

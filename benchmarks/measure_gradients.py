@@ -7,7 +7,7 @@ their median and largest ρ, the largest error of the reference itself, and the 
     python benchmarks/measure_gradients.py gemma-3-270m::demo --tokens 48 --ops reference --rows
     PYTHONPATH=. python benchmarks/measure_gradients.py --faults --ops reference --tokens 24 --rows
 
-A model is name:size:weights. Fused ops in bfloat16 on a CPU need tests/interpreter_bf16.py, as conftest.py loads it.
+A model is name:size:weights.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Before any test: where there is no GPU, Triton interprets kernels, rightly in bfloat16 too."""
+"""Before any test: where there is no GPU, Triton interprets kernels."""
 
 import os
 from importlib.util import find_spec
@@ -10,10 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from porter_kernels import use_interpreter_on_cpu
 
-if use_interpreter_on_cpu():  # before anything imports triton
-    from tests.interpreter_bf16 import mend_bfloat16
-
-    mend_bfloat16()
+use_interpreter_on_cpu()  # before anything imports triton
 
 # Once the interpreter is chosen. Kernel tests also run where only kernels are: on a GPU machine, in a mutant's tree.
 if Path(__file__).with_name("reports").exists() and find_spec("jsonschema"):

@@ -41,6 +41,10 @@ except ImportError:  # macOS and Windows have no wheel
 
 HAS_TRITON = not isinstance(triton, _NoTriton)
 INTERPRETING = HAS_TRITON and bool(triton.knobs.runtime.interpret)  # read once: kernels are made when imported
+if INTERPRETING:
+    from porter_kernels.interpreter_bf16 import mend_bfloat16
+
+    mend_bfloat16()
 
 # Elements of the tile a program holds. On a GPU they live in registers. In the interpreter a program costs 1 to 2 ms
 # however little it holds: rms_norm takes 4700 ns an element in tiles of 2**10, 150 of 2**16, 60 of 2**18.

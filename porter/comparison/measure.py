@@ -32,6 +32,7 @@ class Tally:
         self.cosine_sums = [0.0, 0.0, 0.0]
         self.bias_sums = [0.0, 0.0, 0]
         self.ulp_p99 = 0.0
+        self.elsewhere: list[float] = []  # squares of the reference's error where its input was rounded otherwise
         self._at: list[Tensor] = []
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
         self._channels: tuple[Tensor, Tensor] | None = None  # squares per channel: port error, golden
@@ -93,7 +94,8 @@ class Tally:
         port_N, reference_N, golden_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
         floor = FLOORS[self.dtype]
         size = max(float(golden_N.sum()), self.least**2)
-        e_port, e_ref = (_ratio(float(part.sum()), size) for part in (port_N, reference_N))
+        reference = [float(reference_N.sum()), *self.elsewhere]
+        e_port, e_ref = (_ratio(square, size) for square in (float(port_N.sum()), sum(reference) / len(reference)))
         least = torch.finfo(torch.float64).tiny
         size_N = (torch.tensor(size / len(golden_N)) if self.of_node else golden_N).clamp_min(least)
         port_rel_N, reference_rel_N = ((part / size_N).sqrt() for part in (port_N, reference_N))

@@ -16,10 +16,15 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
         "bfloat16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
         "float16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
     },
-    "gradients": {dtype: {"rho_grad": (2.0, 4.0)} for dtype in ("float32", "bfloat16", "float16")},
+    "gradients": {
+        "float32": {"rho_grad": (4.0, 10.0)},
+        "bfloat16": {"rho_grad": (3.0, 6.0)},
+        "float16": {"rho_grad": (3.0, 6.0)},
+    },
 }
-# rho_grad: of clean ports the largest are 1.56 in float32 and 1.62 in bfloat16, each of a bias of 64 elements; of a
-# weight's gradient that is 1.01 times too large, 2e4 and 2.1 (benchmarks/results/gradients.csv).
+# rho_grad: of clean ports the largest are 2.2 in float32 and 1.9 in bfloat16, both of norms of the real Gemma, whose
+# gradients hang on few tokens; 1.6 elsewhere (benchmarks/results/gradients.csv). A weight's gradient that is 1.01
+# times too large has 2e4 and 2.1: float32 is what finds mistakes.
 # route: how far a way through the model is from one forward pass, over what rounding explains. kl: KL(reference‖port)
 # over KL(golden‖reference), which is 2 for a port that rounds as much as the reference, elsewhere. Of clean ports the
 # largest are 1.26 and 1.62 (benchmarks/results/behaviour.csv), and 1.68 of real Gemma in bfloat16, fused, on an H200.

@@ -1,6 +1,7 @@
 """Gradients of clean ports pass in every family; what is compared, and how it is called."""
 
 import gc
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +11,8 @@ import torch
 from torch import Tensor
 
 from porter.comparison.diff import diff
-from porter.comparison.gradients.measure import measure_node, measure_parameter
-from porter.comparison.gradients.stage import _Unit
+from porter.comparison.gradients.measure import measure_node, measure_parameter, square_error
+from porter.comparison.gradients.stage import _Unit, rounded_otherwise
 from porter.comparison.report import DiffReport, NodeDiff
 from porter.models.backward import Gradients, differentiate
 from porter.models.layers import Layer
@@ -247,3 +248,25 @@ def test_what_the_reference_cannot_show_is_not_compared() -> None:
     assert found["grad:layers.0.attn.ctx"].reason == "the reference does not show it"
     assert found["grad:layers.0.mlp.up.weight"].reason == "made by a step without gradient"
     assert found["grad:layers.0.mlp.up.bias"].reason == "the reference has no parameter that is made of its tensor"
+
+
+def test_an_error_that_is_near_zero_by_chance_is_no_floor() -> None:
+    golden = torch.linspace(1, 2, 8, dtype=torch.float64)[None, :, None]
+    lucky, port = golden + 1e-7, golden + 1e-3
+    chance = [square_error(golden + 5e-4, golden) for _ in range(3)]
+    alone, among = (
+        measure_node("layers.0.mlp.out", "float32", port, lucky, golden, elsewhere=errors) for errors in ((), chance)
+    )
+    assert alone.status == "FAIL" and among.status == "PASS"
+    assert among.local.rho == pytest.approx(2 / math.sqrt(3 / 4), rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_an_input_is_rounded_otherwise_by_one_step_of_its_dtype(dtype: torch.dtype) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x[:4] = torch.tensor([0.0, torch.inf, torch.finfo(dtype).max, -torch.finfo(dtype).max], dtype=dtype)
+    moved = rounded_otherwise(x, 0)
+    steps = (moved.double() - x.double()).abs() / (x.double().abs() * torch.finfo(dtype).eps).clamp_min(1e-300)
+    assert moved.dtype == dtype and torch.equal(moved[:2], x[:2]) and moved[2:].isfinite().all()
+    assert 0.2 < float((moved != x).float().mean()) < 0.3 and float(steps[2:].max()) <= 1
+    assert torch.equal(moved, rounded_otherwise(x, 0)) and not torch.equal(moved, rounded_otherwise(x, 1))

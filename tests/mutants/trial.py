@@ -24,7 +24,7 @@ import pytest
 from tests.mutants.find import PACKAGE, Mutant
 
 TESTS = Path("tests/porter_kernels")
-COPIED = ("pyproject.toml", "tests/conftest.py", "tests/interpreter_bf16.py", TESTS, PACKAGE)
+COPIED = ("pyproject.toml", "tests/conftest.py", TESTS, PACKAGE)
 PATIENCE = 600  # seconds for a test whose time is not known
 MEMORY = 32 * 2**30  # bytes of private memory; tests of far addresses ask for some 20 that they never touch
 

@@ -10,7 +10,7 @@ import numpy as np
 import triton
 import triton.language as tl
 
-from tests.interpreter_bf16 import SHIPPED, Builder, Handle, round_to_bfloat16, widen
+from porter_kernels.interpreter_bf16 import SHIPPED, Builder, Handle, round_to_bfloat16, widen
 
 
 @triton.jit
@@ -41,4 +41,4 @@ def test_rounding_has_torchs_bits() -> None:
 def test_shipped_interpreter_still_truncates() -> None:
     builder, nearly_two = Builder(), Handle(np.array([1.999], dtype=np.float32), tl.float32)
     bits = SHIPPED["cast_impl"](builder, nearly_two, tl.bfloat16).data
-    assert widen(bits).item() < 2, "Triton rounds to bfloat16 itself now: drop tests/interpreter_bf16.py"
+    assert widen(bits).item() < 2, "Triton rounds to bfloat16 itself now: drop porter_kernels/interpreter_bf16.py"

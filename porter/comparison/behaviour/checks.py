@@ -1,5 +1,6 @@
 """What the behaviour stage makes of its readings: one record a check."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from porter.comparison.behaviour.routes import (
@@ -136,6 +137,9 @@ def explain_missing(blueprint: Blueprint, dtype: str, prompt: int) -> list[Behav
 def judge_logits(logits: Logits, others: Others = ALONE) -> Behaviour:
     """KL of the stage's logits over the reference's own, and words that rounding cannot flip."""
     good, bad = BEHAVIOUR[logits.dtype]["kl"]
+    if not math.isfinite(logits.kl_ref):
+        why = "the reference's own logits are not finite"
+        return Behaviour("logits", logits.dtype, "INCONCLUSIVE", 0.0, good, why, prompt=logits.prompt)
     ratio = logits.kl / max(logits.kl_ref, FLOORS[logits.dtype] ** 2)  # KL is quadratic in the error
     safe = [at for at in logits.at if at.safe]
     moved = [at for at in logits.at if (at.safe and at.flipped) or _lost(at)]

@@ -1,5 +1,6 @@
 """One gradient of three sides, judged; a parameter's a block of rows at a time."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -38,12 +39,23 @@ class ParameterTally:
 
 
 def measure_node(
-    name: str, dtype: str, port: Tensor | None, reference: Tensor | None, golden: Tensor | None
+    name: str,
+    dtype: str,
+    port: Tensor | None,
+    reference: Tensor | None,
+    golden: Tensor | None,
+    *,
+    elsewhere: Sequence[float] = (),
 ) -> NodeDiff:
-    """The gradient of a node, [B, T, ...]."""
+    """The gradient of a node, [B, T, ...].
+
+    Args:
+        elsewhere: squares of the reference's error where its input was rounded otherwise, as square_error gives them.
+    """
     if port is None or reference is None or golden is None:
         return _one_sided(name, dtype, port, reference)
     tally = Tally(GRADIENT + name, STAGE, dtype, of_node=True)
+    tally.elsewhere = list(elsewhere)
     tally.add(port, reference, golden, None)
     return tally.finish()
 
@@ -57,18 +69,27 @@ def measure_parameter(
     *,
     rows_N: Tensor | None = None,
     least: float = 0.0,
+    elsewhere: Sequence[float] = (),
 ) -> NodeDiff:
     """The gradient of a parameter, of any shape.
 
     Args:
+        elsewhere: as of measure_node.
         rows_N: which rows of it these are; None: all.
         least: errors are relative to no smaller norm than this one.
     """
     if port is None or reference is None or golden is None:
         return _one_sided(name, dtype, port, reference)
     tally = ParameterTally(name, dtype, least)
+    tally.tally.elsewhere = list(elsewhere)
     tally.add(port, reference, golden, rows_N)
     return tally.finish()
+
+
+def square_error(value: Tensor, golden: Tensor) -> float:
+    """‖value - golden‖², a block at a time."""
+    parts = zip(*(torch.split(each.flatten(), _ELEMENTS) for each in (value, golden)), strict=True)
+    return sum(float((part.double() - wide.double()).square().sum()) for part, wide in parts)
 
 
 def of_share(node: NodeDiff) -> NodeDiff:

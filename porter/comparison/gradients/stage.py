@@ -1,8 +1,9 @@
 """Runs the sides backwards in lock-step, from the loss to the embedding, and measures every gradient.
 
 Each side, golden too, is fed golden's input of the unit and golden's gradient of its output, both rounded to the
-stage's dtype. The loss is the mean cross-entropy of the next token, at the tokens that the head looks at. In float16
-it is scaled, and so is the gradient between units, by powers of two: no number moves, and none is lost at the bottom.
+stage's dtype; the reference three times more, with that input rounded otherwise. The loss is the mean cross-entropy
+of the next token, at the tokens that the head looks at. In float16 it is scaled, and so is the gradient between units,
+by powers of two: no number moves, and none is lost at the bottom.
 """
 
 import math
@@ -20,6 +21,7 @@ from porter.comparison.gradients.measure import (
     measure_parameter,
     not_compared,
     of_share,
+    square_error,
 )
 from porter.comparison.lanes import Lane
 from porter.comparison.measure import Tally
@@ -33,6 +35,7 @@ from porter.specs.ledger import Ledger
 from porter.specs.schema import Dims
 
 _HEAD_TOKENS = 16  # tokens whose logits' gradients are measured at once
+_ROUNDINGS = 3  # of a layer's input, besides golden's to the nearest
 _SHOWN_BY = {"attn.o": "attn.out", "mlp.down": "mlp.out", "attn.qkv": "attn.q", "mlp.gate_up": "mlp.gate",
              "final_norm": "final.norm"}  # fmt: skip
 
@@ -113,9 +116,10 @@ def run_backward(
         golden = lanes.golden.layer(index, inputs[index], upstream)
         lanes.golden.release()
         if index in selection.layers:
+            elsewhere = _errors_elsewhere(lanes.reference, index, inputs[index], upstream, golden)
             found = [lane.layer(index, inputs[index], upstream) for lane in (lanes.reference, lanes.port)]
             lanes.release()
-            run.nodes += _Unit(dtype, [golden, *found], f"layers.{index}.").compare()
+            run.nodes += _Unit(dtype, [golden, *found], f"layers.{index}.", elsewhere=elsewhere).compare()
         upstream = _round(golden.nodes[INPUT], lanes.port.dtype)
         advance(f"layers.{index}")
     if selection.whole and not (selection.first_bad and run.failed):
@@ -124,6 +128,33 @@ def run_backward(
         lanes.release()
         advance("embed")
     return run
+
+
+def _errors_elsewhere(
+    reference: BackwardLane, index: int, x_BTD: Tensor, upstream_BTD: Tensor, golden: Gradients
+) -> dict[str, list[float]]:
+    """Squares of the reference's error, by node and parameter, with its input rounded otherwise in _ROUNDINGS ways.
+
+    One token, or one channel, can hold most of a gradient, and its error is then a single number, which may be near
+    zero by chance: the size of such a number shows in several.
+    """
+    errors: dict[str, list[float]] = {}
+    for seed in range(_ROUNDINGS):
+        found = reference.layer(index, rounded_otherwise(x_BTD, seed), upstream_BTD)
+        for values, wide in ((found.nodes, golden.nodes), (found.parameters, golden.parameters)):
+            for name, value in values.items():
+                truth = wide.get(name)
+                if value is not None and truth is not None:
+                    errors.setdefault(name, []).append(square_error(value, truth))
+    return errors
+
+
+def rounded_otherwise(x: Tensor, seed: int) -> Tensor:
+    """x with every fourth number moved to one of its neighbours in its dtype, at random."""
+    kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[x.itemsize]
+    drawn = torch.randint(8, x.shape, generator=torch.Generator().manual_seed(seed)).to(x.device)
+    moved = (x.contiguous().view(kind) + (drawn == 0).to(kind) - (drawn == 1).to(kind)).view(x.dtype)
+    return torch.where((x != 0) & x.isfinite() & moved.isfinite(), moved, x)
 
 
 def _round(gradient: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -189,6 +220,7 @@ class _Unit:
         scope: of the node that is the unit's input, outside layers.
         facet: which share of the embedding's gradient it is.
         rows_N: which rows of the embedding they are.
+        elsewhere: squares of the reference's errors with its input rounded otherwise, by node and parameter.
     """
 
     dtype: str
@@ -197,6 +229,7 @@ class _Unit:
     scope: str = ""
     facet: str = ""
     rows_N: Tensor | None = None
+    elsewhere: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
     def compare(self) -> Iterator[NodeDiff]:
         """In the order of the backward pass: of each node, then of the parameters that made it."""
@@ -215,7 +248,8 @@ class _Unit:
         name = f"{self.prefix}{self.scope if node == INPUT else ''}{node}"
         golden, reference, port = (side.nodes for side in self.sides)
         if node in golden and node in reference:
-            return measure_node(name, self.dtype, port[node], reference[node], golden[node])
+            errors = self.elsewhere.get(node, ())
+            return measure_node(name, self.dtype, port[node], reference[node], golden[node], elsewhere=errors)
         return not_compared(name, self.dtype, port[node], "the reference does not show it")
 
     def _parameter(self, name: str) -> NodeDiff:
@@ -225,7 +259,8 @@ class _Unit:
         if name in golden and name in reference:
             given = (port[name], reference[name], golden[name])
             rows_N = self.rows_N if is_table else None
-            found = measure_parameter(called, self.dtype, *given, rows_N=rows_N, least=self._least(name))
+            errors, least = self.elsewhere.get(name, ()), self._least(name)
+            found = measure_parameter(called, self.dtype, *given, rows_N=rows_N, least=least, elsewhere=errors)
             return of_share(found) if is_table and self.facet else found
         why = self.sides[1].unknown.get(name, "the reference has no parameter that is made of its tensor")
         return not_compared(called, self.dtype, port[name], why)

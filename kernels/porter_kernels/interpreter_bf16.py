@@ -3,15 +3,15 @@
 It keeps a bfloat16 as the uint16 of its bits. As shipped, casting from float32 truncates, and arithmetic works on
 those integers. Mended, casts round to nearest even, and arithmetic widens to float32 and rounds its result, like a
 GPU. Reductions of bfloat16 (tl.sum) stay wrong; kernels reduce in float32. Drop this file once a test in
-porter_kernels/test_interpreter_bf16.py says that Triton has mended its own.
+tests/porter_kernels/test_interpreter_bf16.py says that Triton has mended its own.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import triton.language as tl
-from triton.runtime import interpreter
+import triton.language as tl  # type: ignore[import-untyped]
+from triton.runtime import interpreter  # type: ignore[import-untyped]
 
 Builder, Handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
 IN_FLOAT32 = ("unary_op", "ternary_op", "create_fma", "create_rsqrt")
