@@ -20,6 +20,10 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
     "greedy": "decoding, where it writes on",
 }
 
+# Of porter diff, what porter explain has not: with a value, and without.
+_DIFF_FLAGS = ("--reference", "--layers", "--out", "--json", "--html", "--fail-on", "--stage", "--golden-cache")
+_DIFF_SWITCHES = ("--grad", "--axes", "--self-check", "--timings")
+
 
 def sentence(report: DiffReport) -> str:
     """Verdict, node, number, and on a FAIL what to look at and how."""
@@ -49,17 +53,32 @@ def sentence(report: DiffReport) -> str:
 
 
 def next_command(report: DiffReport) -> str:
-    """Prints the axes of the port's spec with their values in force: among them is the one that is wrong."""
+    """porter explain with the flags of the diff; of a diff that was no command, with those of its report."""
+    words = shlex.split(report.command) if report.command.startswith("porter diff") else None
+    return shlex.join(["porter", "explain", *(_of_report(report) if words is None else _kept(words[2:]))])
+
+
+def _kept(words: list[str]) -> list[str]:
+    """The model and the flags that explain has too."""
+    kept, rest = [], iter(words)
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not word.startswith("-"):
+            kept.append(word)
+        elif flag not in _DIFF_SWITCHES:
+            value = [] if equals else [next(rest, "")]
+            kept += [] if flag in _DIFF_FLAGS else [word, *value]
+    return kept
+
+
+def _of_report(report: DiffReport) -> list[str]:
+    """Spec and size, as a name alone might mean a build with changes of its own."""
     spec = report.port.details.get("spec", report.name)
-    family, _, size = report.name.rpartition("-")
-    if size == "tiny" and family:
-        named = [spec, "--size", size]
-    elif spec.endswith((".yaml", ".yml")):
-        named = [spec]
-    else:
-        named = [report.name]
+    stem = spec.rpartition("/")[2].removesuffix(".yaml").removesuffix(".yml")
+    size = "tiny" if report.name == f"{stem}-tiny" else report.name if report.name != stem else None
     changed = [part for override in report.overrides for part in ("--set", override)]
-    return shlex.join(["porter", "specs", "show", *named, *changed, "--axes"])
+    sized = ["--size", size] if size else []
+    return [spec, *sized, "--weights", report.weights, "--dtype", report.port.dtype, *changed]
 
 
 def _failed(report: DiffReport, fail: NodeDiff) -> str:

@@ -72,6 +72,14 @@ class Build:
     def blueprint(self) -> Blueprint:
         return self.resolved.blueprint
 
+    def changed(self, overrides: Sequence[str]) -> Resolved:
+        """The port's spec with further changes, axis=value, after the build's own.
+
+        Raises:
+            SpecError: a value is not allowed, or changes nothing.
+        """
+        return self._resolve([parse_override(text, self.family.tree) for text in (*self.overrides, *overrides)])
+
     def checkpoint(self) -> Path:
         """The HF-layout folder of the weights; random ones are written now if they were not yet."""
         if self.folder is not None:

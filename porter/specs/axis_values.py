@@ -34,11 +34,11 @@ class AxisValue:
 def axis_values(resolved: Resolved) -> Iterator[AxisValue]:
     """Every path that --set takes, in the order of the schema."""
     for path in axis_paths(resolved.family.tree):
-        info = _field(keys_of(path))
+        info = field_of(keys_of(path))
         yield AxisValue(path, _in_force(path, resolved), allowed(info), info.description or "")
 
 
-def _field(path: list[str]) -> FieldInfo:
+def field_of(path: list[str]) -> FieldInfo:
     """The field of the schema that a path means; below a pattern case, that of `block`."""
     if path[0] == "patterns":
         if len(path) == 3:

@@ -70,17 +70,45 @@ def test_the_sentence_says_what_happened(given: dict, exit_code: int, said: str)
 @pytest.mark.parametrize(
     ("name", "spec", "overrides", "command"),
     [
-        ("gemma-3-270m", "gemma3", (), "porter specs show gemma-3-270m --axes"),
-        ("gemma3-tiny", "gemma3", ("a=b c",), "porter specs show gemma3 --size tiny --set 'a=b c' --axes"),
-        ("olmo2-tiny", "./olmo2.yaml", (), "porter specs show ./olmo2.yaml --size tiny --axes"),
-        ("olmo2", "./olmo2.yaml", (), "porter specs show ./olmo2.yaml --axes"),
-        ("llama", "llama", (), "porter specs show llama --axes"),
+        ("gemma-3-270m", "gemma3", (), "gemma3 --size gemma-3-270m --weights random:stress --dtype float32"),
+        ("gemma3-tiny", "gemma3", ("a=b c",),
+         "gemma3 --size tiny --weights random:stress --dtype float32 --set 'a=b c'"),
+        ("olmo2-tiny", "./olmo2.yaml", (), "./olmo2.yaml --size tiny --weights random:stress --dtype float32"),
+        ("llama", "llama", (), "llama --weights random:stress --dtype float32"),
     ],
-)
+)  # fmt: skip
 def test_a_failure_ends_in_a_command_that_can_be_run(name: str, spec: str, overrides: tuple, command: str) -> None:
     found = report(nodes=[node("FAIL")], stages=[stage("FAIL")])
     found = replace(found, name=name, overrides=overrides, port=replace(found.port, details={"spec": spec}))
-    assert sentence(found).endswith(f"; next: {command}")
+    assert sentence(found).endswith(f"; next: porter explain {command}")
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("", ""),
+        ("--reference hf --layers all", ""),
+        ("gemma --size tiny --set 'act = relu' --tokens 9", "gemma --size tiny --set 'act = relu' --tokens 9"),
+        ("--grad --timings --set=a=b --json - gemma --self-check", "--set=a=b gemma"),
+        ("--fail-on=exact --dtype float16 --stage exact --axes --prompts p.jsonl", "--dtype float16 --prompts p.jsonl"),
+    ],
+)
+def test_the_next_command_has_the_flags_of_the_diff(given: str, kept: str) -> None:
+    found = report(nodes=[node("FAIL")], stages=[stage("FAIL")], command=f"porter diff {given}".strip())
+    assert found.sentence.endswith(f"; next: porter explain {kept}".rstrip())
+
+
+def test_every_flag_of_diff_is_kept_or_left_out() -> None:
+    from porter.cli.diff import diff
+    from porter.cli.explain import explain
+    from porter.comparison.sentence import _DIFF_FLAGS, _DIFF_SWITCHES
+
+    def flags(command) -> dict[str, bool]:
+        return {each.opts[0]: each.is_flag for each in command.params if each.opts[0].startswith("-")}
+
+    left = {name: is_flag for name, is_flag in flags(diff).items() if name in {*_DIFF_FLAGS, *_DIFF_SWITCHES}}
+    assert {name for name, is_flag in left.items() if is_flag} == set(_DIFF_SWITCHES)
+    assert flags(diff).keys() - left.keys() <= flags(explain).keys()
 
 
 def test_a_report_says_where_it_ran(tmp_path: Path) -> None:

@@ -1,0 +1,43 @@
+"""porter explain: the axis of the port's spec that is wrong, its right value, and the patch."""
+
+from pathlib import Path
+
+import click
+
+from porter.cli.memory import keep_freed_memory
+from porter.cli.options import PLACE, build_options
+
+
+@click.command()
+@click.argument("model", required=False)
+@build_options
+@click.option("--prompts", type=PLACE, help="A text file, or .jsonl with a prompt a line; the longest is taken.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the result there too; - prints it alone on stdout.")
+@click.pass_context
+def explain(ctx: click.Context, /, model: str | None, json_path: str | None, **given: object) -> None:
+    """Name the axis of the spec of MODEL, or of the build just made, that makes it differ from its reference.
+
+    Other values of the axes that act at the first failing node are tried there, until it and what follows are at the
+    floor. Exits with 0 when all is explained or nothing differs, 1 when a part is, 4 when no change of the spec helps.
+    """
+    to_file = Path(json_path) if json_path and json_path != "-" else None
+    if to_file:
+        from porter.reports.write import check_writable
+
+        check_writable(to_file.parent, json_path=to_file)
+    keep_freed_memory()
+    from porter.cli.explain_views import print_explanation, to_text
+    from porter.cli.progress import stage_progress
+    from porter.explanation.explain import explain as find
+
+    with stage_progress(quiet=json_path == "-") as progress:
+        found = find(model, progress=progress, **given)  # type: ignore[arg-type]
+    if json_path == "-":
+        click.echo(to_text(found), nl=False)
+    else:
+        print_explanation(found)
+    if to_file:
+        from porter.reports.write import write_file
+
+        write_file(to_file, to_text(found).encode())
+    ctx.exit(found.exit_code)

@@ -1,0 +1,160 @@
+"""porter explain: which axis of the port's spec is wrong, and what it should be.
+
+The port's spec is run in plain torch, a unit at a time, on golden's hidden states in float32, then bit for bit on the
+reference's in the port's dtype. Where a unit fails, changes of the spec are tried on it until its nodes are at the
+floor. float32 looks at the first layer of each kind, bits at every layer.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from porter.comparison.lanes import Nodes
+from porter.comparison.one_unit import Captured
+from porter.comparison.preflight import load_tokenizer
+from porter.comparison.progress import Progress, Silent, Work
+from porter.comparison.prompts import read_prompts
+from porter.comparison.request import find_build
+from porter.explanation.search import Outcome, Search, Step
+from porter.explanation.trial import By, Unit
+from porter.models.build import Build
+from porter.models.choices import pick_device
+from porter.references.hf import HfReference
+from porter.specs.blueprint import Blueprint
+from porter.weights.reader import SharedTensors, WeightReader
+
+_HEAD_TOKENS = 16  # of the head, which is as wide as the vocabulary, the last tokens alone
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What explain found.
+
+    Attributes:
+        steps: one for each fault, in the order of the forward pass.
+        kept: the changes that mend the spec, axis=value.
+        looked_at: the units of each dtype.
+    """
+
+    name: str
+    outcome: Outcome
+    steps: tuple[Step, ...]
+    kept: tuple[str, ...]
+    tokens: int
+    dtype: str
+    looked_at: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0: explained, or nothing to explain; 1: partly; 4: not."""
+        return {"nothing": 0, "explained": 0, "partly": 1, "unexplained": 4}[self.outcome]
+
+
+@torch.no_grad()
+def explain(
+    model: str | Build | None = None,
+    *,
+    size: str | None = None,
+    weights: str | None = None,
+    overrides: Sequence[str] = (),
+    dtype: str | None = None,
+    ops: str | None = None,
+    device: str | None = None,
+    prompt: str | None = None,
+    prompts: Path | None = None,
+    tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Explanation:
+    """The changes that make the port's spec compute what its reference computes.
+
+    Args:
+        model: a build, its name, a size, a family or a path to a YAML; None: the build just made.
+        overrides: axis=value, changing the port alone, after the build's own.
+        prompt, prompts, tokens: see read_prompts; of several, the longest is taken.
+        progress: told what there is to do, and each unit when it is done.
+
+    Raises:
+        PorterError: the comparison could not be made.
+    """
+    build = find_build(model, size, weights, overrides, dtype, ops, device)
+    folder, progress = build.checkpoint(), progress or Silent()
+    given = prompt if prompt is not None or prompts is not None else build.prompt
+    length = build.tokens if tokens is None else tokens
+    found = read_prompts(build.blueprint, load_tokenizer(folder), given, prompts, length)
+    ids_BT = torch.tensor([max((each.ids for each in found), key=len)])
+    search, looked_at = Search(build), []
+    stages: list[tuple[By, str]] = [("semantics", "float32"), ("exact", build.dtype)]
+    units = build.blueprint.dims.layers + 2
+    progress.plan([Work(f"{by} {kind}", units, ids_BT.shape[1]) for by, kind in stages])
+    for by, kind in stages:
+        walk = _Walk(build, folder, ids_BT, by, getattr(torch, kind))
+        for name, unit in walk.units():
+            if unit is not None:
+                looked_at.append(f"{kind} {name}")
+                search.visit(unit)
+            progress.done(f"{by} {kind}", name)
+            if search.stuck:
+                break
+        if search.stuck:
+            break
+    return Explanation(
+        build.name, search.outcome, tuple(search.steps), tuple(search.kept), ids_BT.shape[1], build.dtype,
+        tuple(looked_at),
+    )  # fmt: skip
+
+
+class _Walk:
+    """The reference in one dtype, and golden for semantics, through embedding, layers and head."""
+
+    def __init__(self, build: Build, folder: Path, ids_BT: torch.Tensor, by: By, dtype: torch.dtype) -> None:
+        self.build, self.by, self.dtype, self.ids_BT = build, by, dtype, ids_BT
+        self.device = torch.device(pick_device(build.device))
+        right = build.reader()
+        self.reader: WeightReader = replace(right, shared=SharedTensors(right.checkpoint))
+        blueprint = build.reference_blueprint
+        self.reference = HfReference(blueprint, folder, dtype, self.device, tensors=self.reader.shared)
+        self.golden = self.reference.golden_of(folder) if by == "semantics" else None
+        self.lanes = [lane for lane in (self.reference, self.golden) if lane is not None]
+        self.kinds = _kinds(build.blueprint, blueprint)
+
+    def units(self) -> Iterator[tuple[str, Unit | None]]:
+        """Each unit by its name, with what is judged there; None where it is only passed through."""
+        stream, num_layers = self.golden or self.reference, self.build.blueprint.dims.layers
+        for lane in self.lanes:
+            lane.start(self.ids_BT)
+        nodes = [lane.embed() for lane in self.lanes]
+        yield "embed", self._unit("embed", {}, nodes)
+        x_BTD = nodes[-1]["embed.out"]
+        for index in range(num_layers):
+            self._release()
+            given = x_BTD.to(self.dtype)
+            after = stream.layer(index, given.to(stream.dtype))
+            x_BTD, unit = after["resid_post"], None
+            if self.by == "exact" or index in self.kinds:
+                both = [after] if self.golden is None else [self.reference.layer(index, given), after]
+                unit = self._unit(f"layers.{index}", {index: given}, both)
+            yield f"layers.{index}", unit
+        self._release()
+        given = x_BTD.to(self.dtype)
+        nodes = [lane.head(given[:, -_HEAD_TOKENS:].to(lane.dtype)) for lane in self.lanes]
+        yield "head", self._unit("head", {num_layers: given}, nodes)
+        self._release()
+
+    def _unit(self, name: str, inputs: dict[int, torch.Tensor], nodes: list[Nodes]) -> Unit:
+        captured = Captured(self.ids_BT, inputs)
+        golden = nodes[1] if self.golden is not None else None
+        return Unit(name, self.by, self.dtype, self.device, captured, self.reader, nodes[0], golden)
+
+    def _release(self) -> None:
+        for lane in reversed(self.lanes):
+            lane.release()
+
+
+def _kinds(port: Blueprint, reference: Blueprint) -> frozenset[int]:
+    """The first layer of each kind, where a layer's kind is what the port has there, and what the spec had."""
+    first: dict[tuple[str, str], int] = {}
+    for index, blocks in enumerate(zip(port.blocks, reference.blocks, strict=True)):
+        first.setdefault((blocks[0].model_dump_json(), blocks[1].model_dump_json()), index)
+    return frozenset(first.values())
