@@ -14,7 +14,7 @@ def read_document(path: Path) -> dict[str, Any]:
     expected, fix = "the JSON of a porter bench", "check the path, or measure again"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ArtifactError(f"{path} cannot be read: {error}", expected, fix) from error
     if not isinstance(document, dict):
         raise ArtifactError(f"{path} holds a {type(document).__name__}", expected, fix)

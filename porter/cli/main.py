@@ -1,10 +1,11 @@
 """The porter command: names the subcommands and imports one only when it runs."""
 
+import re
 from importlib import import_module
 
 import click
 
-from porter.errors import PorterError, closest
+from porter.errors import PorterError, UsageError, closest
 
 # Each is porter/cli/<name>.py with a click command of the same name.
 COMMANDS = ("bench", "build", "diff", "explain", "recheck", "schema", "specs", "zoo")
@@ -43,7 +44,11 @@ class _LazyGroup(click.Group):
         except RuntimeError as error:
             if _was_interrupted(error):
                 raise KeyboardInterrupt from None
+            if _ran_out_of_memory(error):
+                raise _Failure(_out_of_memory(error)) from error
             raise
+        except MemoryError as error:
+            raise _Failure(_out_of_memory(error)) from error
 
 
 def _was_interrupted(error: BaseException) -> bool:
@@ -53,6 +58,18 @@ def _was_interrupted(error: BaseException) -> bool:
         if isinstance(error, KeyboardInterrupt):
             return True
     return False
+
+
+def _ran_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate: on a GPU that is a class of its own, on a CPU only the message says so."""
+    return type(error).__name__ == "OutOfMemoryError" or "DefaultCPUAllocator" in str(error)
+
+
+def _out_of_memory(error: Exception) -> UsageError:
+    """Such a run has judged nothing: its exit code is not that of a divergence."""
+    asked = re.search(r"(?i)tried to allocate ([\d.]+ \w+)", str(error))
+    wrong = f"this run needs more memory than there is{f': it asked for {asked[1]} more' if asked else ''}"
+    return UsageError(wrong, "a model and a prompt that fit", "Pass fewer --tokens, or another --device.")
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,13 +2,23 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 F = TypeVar("F", bound=Callable[..., object])
 
-PLACE = click.Path(path_type=Path)
+
+class _Place(click.Path):
+    """A path; an empty one, as a variable that is not set leaves it, is none and not the folder porter runs in."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+PLACE = _Place(path_type=Path)
 DTYPES = click.Choice(["bfloat16", "float16", "float32"])
 
 

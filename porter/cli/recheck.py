@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from porter.cli.options import PLACE
+
 
 @click.command()
 @click.argument("report", type=click.Path(path_type=Path))
@@ -17,7 +19,7 @@ import click
     help="bf16.rho.fail=4, f32.rho.warn=2, bf16.rho_tok.fail=5; may be given several times.",
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there; - prints it alone on stdout.")
-@click.option("--html", "html_path", type=click.Path(path_type=Path), help="Write the page there.")
+@click.option("--html", "html_path", type=PLACE, help="Write the page there.")
 @click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
 @click.pass_context
 def recheck(
@@ -41,8 +43,9 @@ def recheck(
     from porter.reports.recheck import recheck as judge_again
     from porter.reports.terminal import render
     from porter.reports.terminal_tables import render_axes
-    from porter.reports.write import write_file
+    from porter.reports.write import check_distinct, write_file
 
+    check_distinct(json_path, html_path, report)
     found = judge_again(read_report(report), thresholds)
     if html_path is not None:
         from porter.reports.html import to_html

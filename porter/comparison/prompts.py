@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from porter.comparison.report import Prompt
 from porter.errors import ArtifactError, ComparisonError, UsageError
+from porter.models.choices import check_tokens
 from porter.models.decoder import check_length
 from porter.specs.blueprint import Blueprint
 
@@ -38,8 +39,9 @@ def read_prompts(
         UsageError: text without a tokenizer, ids outside the vocabulary, no tokens asked for, or too many.
         ComparisonError: a prompt without tokens.
     """
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--tokens {tokens}", "1 or more", "Leave it out for the whole prompt.")
+    check_tokens(tokens)
+    if prompt is not None and prompts is not None:
+        raise UsageError("--prompt and --prompts are both given", "one of them", "Add the text to the file as a line.")
     if prompt is None and prompts is None:
         found = [_default(blueprint, tokenizer, tokens or _default_length(blueprint))]
     else:
@@ -92,7 +94,7 @@ def _from_file(path: Path) -> list[str | list[int]]:
             continue
         try:
             found.append(_line(json.loads(line)))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ArtifactError(
                 f"{path}:{number}: no prompt", 'a string, {"text": "…"} or {"ids": [1, 2]} on each line', "Correct it."
             ) from error

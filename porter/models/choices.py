@@ -9,6 +9,7 @@ from porter.weights.sources import STORED
 
 DEFAULT_DTYPE = "bfloat16"
 OPS = ("auto", "reference", "triton")
+MOST_TOKENS = 2**18  # their scores in float64, of one head and written out as golden does, are 550 GB
 
 
 def check_flags(dtype: str, ops: str, device: str, tokens: int | None) -> None:
@@ -20,8 +21,13 @@ def check_flags(dtype: str, ops: str, device: str, tokens: int | None) -> None:
     _check_choice("--dtype", dtype, STORED)
     _check_choice("--ops", ops, OPS)
     _check_device(device)
-    if tokens is not None and tokens < 1:
-        raise UsageError(f"--tokens {tokens}", "1 or more", "Leave it out for the whole prompt.")
+    check_tokens(tokens)
+
+
+def check_tokens(tokens: int | None) -> None:
+    """Refuses a number of tokens that no prompt has.   Raises UsageError."""
+    if tokens is not None and not 1 <= tokens <= MOST_TOKENS:
+        raise UsageError(f"--tokens {tokens}", f"1 to {MOST_TOKENS}", "Leave it out for the whole prompt.")
 
 
 def _check_choice(flag: str, value: str, valid: Collection[str]) -> None:

@@ -54,7 +54,7 @@ def read_build(name: str | None, folder: Path = BUILDS) -> Build | None:
         if values["schema"] != SCHEMA:
             raise KeyError("schema")
         return TypeAdapter(Build).validate_python(values)
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         wrong = f"{path} is no record of a build ({_reason(error)})"
         raise ArtifactError(wrong, f"a file of schema {SCHEMA}", "Run porter build again.") from error
 

@@ -40,7 +40,7 @@ def read_report(path: Path) -> DiffReport:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8 and no JSON are ValueErrors
         why = (error.strerror or str(error)) if isinstance(error, OSError) else f"no JSON, or cut off: {error}"
         raise ArtifactError(f"{path}: {why}", "the report.json that porter diff wrote", REWRITE) from error
     return from_json(document)

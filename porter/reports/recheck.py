@@ -7,7 +7,7 @@ from dataclasses import replace
 from porter.comparison.report import DiffReport, NodeDiff, Stage
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import FIELDS, SYMBOLS, Limits, conclude, judge, summarize
-from porter.errors import UsageError, closest
+from porter.errors import ArtifactError, UsageError, closest
 
 SHORT = {"float32": "f32", "bfloat16": "bf16", "float16": "f16"}
 EDGES = ("warn", "fail")
@@ -21,7 +21,7 @@ def recheck(report: DiffReport, thresholds: Iterable[str]) -> DiffReport:
 
     Args:
         thresholds: bf16.rho.fail=4, f32.rho.warn=2, bf16.rho_tok.fail=5, ...; the report's own hold for all others.
-    Raises: UsageError: a threshold that the report does not have, or no number.
+    Raises: UsageError: a threshold that the report does not have, or no number.   ArtifactError: nodes are missing.
     """
     given = list(thresholds)
     limits = _changed(report.thresholds, given)
@@ -99,4 +99,12 @@ def _judged(node: NodeDiff, limits: Mapping[str, Limits]) -> NodeDiff:
 
 def _summed(stage: Stage, nodes: Iterable[NodeDiff]) -> Stage:
     own = [node for node in nodes if (node.stage, node.dtype) == (stage.name, stage.dtype)]
-    return summarize(stage.name, stage.dtype, own) if stage.name in JUDGED and own else stage
+    if stage.name not in JUDGED:
+        return stage
+    if len(own) < stage.compared:
+        raise ArtifactError(
+            f"the report is damaged: {stage.name} {stage.dtype} compared {stage.compared} nodes, {len(own)} are here",
+            "every node, as porter wrote it",
+            "run porter diff again to write the report anew",
+        )
+    return summarize(stage.name, stage.dtype, own) if own else stage

@@ -39,7 +39,7 @@ def write_report(
                 stack.enter_context(_refusing(path))
                 stack.enter_context(_created(path.parent))
                 beside = stack.enter_context(_staged(path.with_name(f".{secrets.token_hex(6)}")))
-                _refuse_folder(path)
+                _refuse_others(path)
                 beside.write_bytes(content)
                 second.append((beside, path))
         with _refusing(parent), _created(parent), _staged(parent / f".{secrets.token_hex(6)}") as staged:
@@ -58,7 +58,7 @@ def write_file(path: Path, content: bytes) -> None:
     Raises: UsageError: the place cannot be written to.
     """
     with _refusing(path), _created(path.parent), _staged(path.with_name(f".{secrets.token_hex(6)}")) as beside:
-        _refuse_folder(path)
+        _refuse_others(path)
         beside.write_bytes(content)
         beside.replace(path)
 
@@ -69,12 +69,18 @@ def check_writable(folder: Path, *, json_path: Path | None = None, html_path: Pa
     Raises: UsageError: the place cannot be written to.
     """
     _probe(folder)
-    if json_path is not None and json_path == html_path:
-        raise UsageError(f"--json and --html are both {json_path}", "two files", "Name another for one of them.")
+    check_distinct(json_path, html_path)
     for path in (json_path, html_path):
         if path is not None:
-            _refuse_folder(path)
+            _refuse_others(path)
             _probe(path.parent)
+
+
+def check_distinct(json_path: Path | str | None, html_path: Path | None, report: Path | None = None) -> None:
+    """Refuses a page in the place of the JSON beside it, or of the report it is drawn from.   Raises UsageError."""
+    for what, path in (("--json", json_path), ("the report", report)):
+        if path and html_path is not None and os.path.realpath(path) == os.path.realpath(html_path):
+            raise UsageError(f"{what} and --html are both {path}", "two files", "Name another for one of them.")
 
 
 def folder_name(name: str) -> str:
@@ -142,9 +148,11 @@ def _refusal(place: Path, why: str) -> UsageError:
     )
 
 
-def _refuse_folder(path: Path) -> None:
-    if path.is_dir():
-        raise _refusal(path, "it is a folder, and a file is to be written")
+def _refuse_others(path: Path) -> None:
+    """Refuses what is there and no file: a rename would put the report in the place of a device, or of a pipe."""
+    if path.exists() and not path.is_file():
+        what = "folder" if path.is_dir() else "device or a pipe"
+        raise _refusal(path, f"it is a {what}, and a file is to be written")
 
 
 def _probe(folder: Path) -> None:

@@ -154,7 +154,7 @@ def _read_shards(folder: Path) -> dict[str, TensorInfo]:
     try:
         weight_map: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
         files = sorted(set(weight_map.values()))
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise _unreadable(index, f'JSON with "weight_map": {{tensor: file}} ({type(error).__name__})') from error
     tensors: dict[str, TensorInfo] = {}
     for file in files:
@@ -187,7 +187,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             header: dict[str, Any] = json.loads(file.read(header_bytes))
             entries = [(name, entry) for name, entry in header.items() if name != "__metadata__"]
             tensors = [_parse_entry(path, 8 + header_bytes, name, entry) for name, entry in entries]
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise _unreadable(path, f"a safetensors header in JSON ({type(error).__name__}: {error})") from error
     _check_layout(path, sorted(tensors, key=lambda info: (info.start, info.size_bytes)), 8 + header_bytes, file_bytes)
     return {info.name: info for info in tensors}

@@ -94,7 +94,7 @@ def read_config(folder: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ArtifactError(f"{path}: {error.strerror}", "the config.json of a HF-layout checkpoint", fix) from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{path}: not JSON ({error})", "the config.json of a HF-layout checkpoint", fix) from error
     if not isinstance(config, dict):
         raise ArtifactError(f"{path}: not a JSON object", "config keys and values", fix)

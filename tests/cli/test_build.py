@@ -126,7 +126,7 @@ USAGE = [
     (["gemma3", *TINY, "--set", "block.mlp.act"], "has no =", "axis=value"),
     (["gemma3", *TINY, "--set", "block.mlp.act=gelu_tanh"], "changes nothing", ""),
     (["gemma3", *TINY, "--device", "banana"], "--device 'banana'", "cpu"),
-    (["gemma3", *TINY, "--tokens", "0"], "--tokens 0", "1 or more"),
+    (["gemma3", *TINY, "--tokens", "0"], "--tokens 0", "1 to 262144"),
     (["gemma3", *TINY, "--weights", "some weights"], "'some weights' is no kind of weights", "a .gguf"),
     (["nowhere/model.yaml"], "nowhere/model.yaml", ""),
 ]

@@ -220,6 +220,7 @@ USAGE = [
     (["--layers", "99"], "there is no layer 99"), (["--layers", "banana"], "--layers 'banana'"),
     (["--fail-on", "nonsense"], "--fail-on 'nonsense'"), (["--reference", "keras"], "--reference 'keras'"),
     (["--tokens", "0"], "--tokens 0"), (["--tokens", "-1"], "--tokens -1"),
+    (["--tokens", "1000000"], "--tokens 1000000"), (["--prompt", "x", "--prompts", "file"], "--prompt and --prompts"),
     (["--tokens", "1025"], "1025 tokens are more than the position table of gpt2 holds"),
     (["--device", "tpu"], "--device 'tpu'"), (["--set", "block.mlp.akt=relu"], "no axis is called 'block.mlp.akt'"),
     (["--set", "block.mlp.act=gelu_new"], "changes nothing"),

@@ -104,6 +104,28 @@ def test_exit_codes_are_the_errors_own(tmp_path: Path) -> None:
     assert "mine.yaml:6: size tiny: nothing reads config key foo" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), "4096 bytes"),
+        (
+            type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory. Tried to allocate 20.00 GiB."),
+            "20.00 GiB",
+        ),
+        (MemoryError(), ""),
+    ],
+    ids=["cpu", "gpu", "python"],
+)
+def test_too_little_memory_is_no_divergence(error: Exception, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "get_command", lambda ctx, name: click.Command(name, callback=run))
+    result = CliRunner().invoke(cli, ["zoo"])
+    assert result.exit_code == 2 and "this run needs more memory than there is" in result.stderr
+    assert asked in result.stderr and len(result.stderr.splitlines()) == 3
+
+
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_an_error_on_the_way_out_of_an_interrupt_is_an_interrupt(
     interrupted: bool, monkeypatch: pytest.MonkeyPatch

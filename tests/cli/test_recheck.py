@@ -53,6 +53,23 @@ def test_the_report_s_own_thresholds_say_what_it_says(written, name: str, exit_c
     assert json.loads(result.stdout) == document
 
 
+def test_a_report_without_its_nodes_passes_nothing(written) -> None:
+    document = json.loads(written["wrong"].read_text())
+    for nodes in ([], document["nodes"][1:]):
+        Path("r.json").write_text(json.dumps(document | {"nodes": nodes}))
+        refused(porter("recheck", "r.json"), 3, "the report is damaged: semantics float32 compared")
+
+
+def test_a_page_takes_no_place_of_another_file(written) -> None:
+    Path("r.json").write_bytes(written["right"].read_bytes())
+    refused(porter("recheck", "r.json", "--html", "./r.json"), 2, "the report and --html are both r.json")
+    refused(porter("recheck", "r.json", "--html", "x", "--json", "x"), 2, "--json and --html are both x")
+    result = porter("recheck", "r.json", "--html", "")
+    assert result.exit_code == 2 and "the path is empty" in result.stderr
+    Path("r.json").write_text("[" * 99_999)
+    refused(porter("recheck", "r.json"), 3, "r.json: no JSON")
+
+
 def test_a_check_of_behaviour_stays_as_it_was_judged(written) -> None:
     result = porter("recheck", str(written["wrong"]), "--threshold", "f32.rho.fail=1e6", "--json", "-")
     statuses = {(each["name"], each["dtype"]): each["status"] for each in json.loads(result.stdout)["stages"]}

@@ -88,7 +88,9 @@ def test_a_jsonl_has_a_prompt_a_line(gemma, tokenizer, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["7", "null", "[1, 2]", '{"prompt": "x"}', '{"text": 5}', '{"ids": "x"}', '{"ids": 3}', "{"]
+    "line",
+    ["7", "null", "[1, 2]", '{"prompt": "x"}', '{"text": 5}', '{"ids": "x"}', '{"ids": 3}', "{", "[" * 99_999],
+    ids=lambda line: line[:20],
 )
 def test_a_line_without_a_prompt_is_named(gemma, tmp_path: Path, line: str) -> None:
     path = tmp_path / "p.jsonl"

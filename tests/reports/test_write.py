@@ -1,6 +1,7 @@
 """Reports on disk: whole or not at all."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,18 @@ def test_a_folder_in_the_way_of_a_file_is_refused(tmp_path: Path, report, given:
     with pytest.raises(UsageError, match="it is a folder, and a file is to be written"):
         write_report(report, tmp_path / "out", **{given: tmp_path / "folder"})
     assert files_under(tmp_path) == ["folder"]
+
+
+@pytest.mark.parametrize("given", ["json_path", "html_path"])
+def test_a_device_or_a_pipe_is_not_replaced(tmp_path: Path, report, given: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(UsageError, match="it is a device or a pipe, and a file is to be written"):
+            check_writable(tmp_path / "out", **{given: tmp_path / name})
+        with pytest.raises(UsageError, match="it is a device or a pipe, and a file is to be written"):
+            write_report(report, tmp_path / "out", **{given: tmp_path / name})
+    assert files_under(tmp_path) == ["link", "pipe"] and (tmp_path / "pipe").is_fifo()
 
 
 def test_checking_leaves_nothing(tmp_path: Path, monkeypatch) -> None:

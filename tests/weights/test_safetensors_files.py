@@ -211,6 +211,7 @@ def test_headers_that_are_not_what_they_say_are_refused(tmp_path: Path) -> None:
     assert "Git LFS" in refusal(tmp_path).fix
     assert "header in JSON" in with_header(tmp_path, b"\xff\xfe{}").expected
     assert "header in JSON" in with_header(tmp_path, []).expected
+    assert "RecursionError" in with_header(tmp_path, b"[" * 99_999).expected
     assert "KeyError" in with_header(tmp_path, {"w": {"dtype": "F32"}}).expected
     assert "w has dtype F4" in with_header(tmp_path, {"w": entry | {"dtype": "F4"}}, bytes(8)).wrong
     assert "in 8 bytes" in with_header(tmp_path, {"w": entry | {"shape": [3]}}, bytes(8)).wrong

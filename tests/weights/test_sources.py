@@ -120,7 +120,9 @@ def test_random_weights_are_drawn_once_for_each_spec_and_dtype(cache: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(None, "No such file"), ("{", "not JSON"), ("[]", "not a JSON object")], ids=str
+    ("content", "message"),
+    [(None, "No such file"), ("{", "not JSON"), ("[]", "not a JSON object"), ("[" * 99_999, "not JSON")],
+    ids=lambda each: str(each)[:20],
 )
 def test_a_config_that_cannot_be_read(tmp_path: Path, content: str | None, message: str) -> None:
     if content is not None:
