@@ -12,7 +12,7 @@ GAUGES = frozenset(
     ["attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "mlp.gate", "mlp.up"]
 )
 _SAMPLE = 65_536  # elements looked at for ulp_p99
-_TRIM = 1e-3  # share of channels left out of `trimmed`
+_TRIM = 1e-3  # share of channels left out of `trimmed`, and of a narrow gradient's ρ where that is smaller
 
 
 class Tally:
@@ -32,10 +32,10 @@ class Tally:
         self.cosine_sums = [0.0, 0.0, 0.0]
         self.bias_sums = [0.0, 0.0, 0]
         self.ulp_p99 = 0.0
-        self.elsewhere: list[float] = []  # squares of the reference's error where its input was rounded otherwise
+        self.elsewhere: list[Tensor] = []  # the reference's squares per channel, its input rounded otherwise
         self._at: list[Tensor] = []
         self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
-        self._channels: tuple[Tensor, Tensor] | None = None  # squares per channel: port error, golden
+        self._channels: list[Tensor] = []  # squares per channel: port error, reference error, golden
 
     def add(
         self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, at: Tensor | None = None
@@ -48,12 +48,12 @@ class Tally:
         port64_NF, reference64_NF, golden_NF = (_rows(t) for t in (port, reference, golden))
         error_NF = port64_NF - golden_NF
         reference_error_NF = error_NF if same else reference64_NF - golden_NF
-        sums = [each.square() for each in (error_NF, golden_NF)]
-        reference_sum_N = (sums[0] if same else reference_error_NF.square()).sum(1)
-        self._tokens.append((sums[0].sum(1), reference_sum_N, sums[1].sum(1)))
-        channels = (sums[0].sum(0), sums[1].sum(0))
+        port_NF = error_NF.square()
+        squares = (port_NF, port_NF if same else reference_error_NF.square(), golden_NF.square())
+        self._tokens.append((squares[0].sum(1), squares[1].sum(1), squares[2].sum(1)))
+        channels = [each.sum(0) for each in squares]
         held = self._channels
-        self._channels = channels if held is None else (held[0] + channels[0], held[1] + channels[1])
+        self._channels = [a + b for a, b in zip(held, channels, strict=True)] if held else channels
         self._count(port64_NF, reference64_NF, error_NF)
         at = torch.arange(port.shape[1]) if at is None else at
         self._at.append(at)
@@ -94,8 +94,11 @@ class Tally:
         port_N, reference_N, golden_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
         floor = FLOORS[self.dtype]
         size = max(float(golden_N.sum()), self.least**2)
-        reference = [float(reference_N.sum()), *self.elsewhere]
+        reference = [float(reference_N.sum()), *(float(each_F.sum()) for each_F in self.elsewhere)]
         e_port, e_ref = (_ratio(square, size) for square in (float(port_N.sum()), sum(reference) / len(reference)))
+        rho = e_port / max(e_ref, floor)
+        if self.of_node and self.dtype != "float32":
+            rho = min(rho, self._trimmed_rho(floor))
         least = torch.finfo(torch.float64).tiny
         size_N = (torch.tensor(size / len(golden_N)) if self.of_node else golden_N).clamp_min(least)
         port_rel_N, reference_rel_N = ((part / size_N).sqrt() for part in (port_N, reference_N))
@@ -106,7 +109,7 @@ class Tally:
         return Local(
             e_port=e_port,
             e_ref=e_ref,
-            rho=e_port / max(e_ref, floor),
+            rho=rho,
             rho_tok=float(port_rel_N.max()) / scale,
             token=int(at[worst]),
             tokens=tokens,
@@ -144,12 +147,25 @@ class Tally:
         )
 
     def _trimmed(self) -> float:
-        assert self._channels is not None
-        error_F, golden_F = self._channels
+        """The port's error without the channels that are largest in golden."""
+        keep_F = self._small_channels()
+        return _ratio(float(self._channels[0][keep_F].sum()), float(self._channels[2][keep_F].sum()))
+
+    def _trimmed_rho(self, floor: float) -> float:
+        """ρ without them: one number can hold all of a gradient's error, and the ratio of two is chance."""
+        keep_F = self._small_channels()
+        if not keep_F.any():
+            return math.inf
+        port, reference, golden = (float(each_F[keep_F].sum()) for each_F in self._channels)
+        squares = [reference, *(float(each_F[keep_F].sum()) for each_F in self.elsewhere)]
+        size = max(golden, self.least**2)
+        return _ratio(port, size) / max(_ratio(sum(squares) / len(squares), size), floor)
+
+    def _small_channels(self) -> Tensor:
+        """[F]: which channels are not among golden's largest, of which there is one at least."""
+        golden_F = self._channels[2]
         dropped = golden_F.topk(math.ceil(_TRIM * golden_F.numel())).indices
-        keep_F = torch.ones_like(golden_F, dtype=torch.bool)
-        keep_F[dropped] = False
-        return _ratio(float(error_F[keep_F].sum()), float(golden_F[keep_F].sum()))
+        return torch.ones_like(golden_F, dtype=torch.bool).index_fill_(0, dropped, False)
 
 
 def measure_propagated(port: Tensor, reference: Tensor, golden: Tensor) -> Propagated:

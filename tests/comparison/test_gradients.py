@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from porter.comparison.diff import diff
-from porter.comparison.gradients.measure import measure_node, measure_parameter, square_error
+from porter.comparison.gradients.measure import measure_node, measure_parameter, square_errors
 from porter.comparison.gradients.stage import _Unit, rounded_otherwise
 from porter.comparison.report import DiffReport, NodeDiff
 from porter.models.backward import Gradients, differentiate
@@ -253,7 +253,7 @@ def test_what_the_reference_cannot_show_is_not_compared() -> None:
 def test_an_error_that_is_near_zero_by_chance_is_no_floor() -> None:
     golden = torch.linspace(1, 2, 8, dtype=torch.float64)[None, :, None]
     lucky, port = golden + 1e-7, golden + 1e-3
-    chance = [square_error(golden + 5e-4, golden) for _ in range(3)]
+    chance = [square_errors(golden + 5e-4, golden, of_parameter=False) for _ in range(3)]
     alone, among = (
         measure_node("layers.0.mlp.out", "float32", port, lucky, golden, elsewhere=errors) for errors in ((), chance)
     )
@@ -270,3 +270,18 @@ def test_an_input_is_rounded_otherwise_by_one_step_of_its_dtype(dtype: torch.dty
     assert moved.dtype == dtype and torch.equal(moved[:2], x[:2]) and moved[2:].isfinite().all()
     assert 0.2 < float((moved != x).float().mean()) < 0.3 and float(steps[2:].max()) <= 1
     assert torch.equal(moved, rounded_otherwise(x, 0)) and not torch.equal(moved, rounded_otherwise(x, 1))
+
+
+def test_one_number_that_holds_a_narrow_gradient_s_error_decides_nothing_and_in_float32_it_does() -> None:
+    golden = torch.linspace(1, 2, 640, dtype=torch.float64)
+    golden[163] = 1e4
+    reference, port = golden * (1 + 2e-3), golden * (1 + 2e-3)
+    reference[163], port[163] = 1e4 * (1 + 1e-6), 1e4 * (1 + 3e-2)
+    narrow, wide = (measure_parameter("layers.0.attn.norm.weight", dtype, port, reference, golden)
+                    for dtype in ("bfloat16", "float32"))  # fmt: skip
+    assert narrow.status == "PASS" and narrow.local.rho == pytest.approx(1.0)
+    assert wide.status == "FAIL"
+    port[7] *= 1.5  # any other number counts
+    assert measure_parameter("layers.0.attn.norm.weight", "bfloat16", port, reference, golden).status == "FAIL"
+    scalar = torch.tensor([1.0], dtype=torch.float64)
+    assert measure_parameter("layers.0.x", "bfloat16", 2 * scalar, scalar, scalar).status == "FAIL"

@@ -129,7 +129,11 @@ def check_frozen(group: Any) -> None:
         leaves = [case.hidden.clone(), case.weight.clone().split(sizes)[rank].detach()]
         leaves[trainable].requires_grad_()
         vocab_parallel_linear_cross_entropy(*leaves, case.target, group=group).backward()
-        assert torch.equal(leaves[trainable].grad, golden[("hidden", "weight")[trainable]])
+        found, wanted = leaves[trainable].grad, golden[("hidden", "weight")[trainable]]
+        if launch.INTERPRETING:
+            assert torch.equal(found, wanted)
+        else:  # an H200's libraries sum in another order: 5e-8 of 0.1
+            torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-7)
         assert leaves[1 - trainable].grad is None
 
 

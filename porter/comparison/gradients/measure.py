@@ -45,12 +45,12 @@ def measure_node(
     reference: Tensor | None,
     golden: Tensor | None,
     *,
-    elsewhere: Sequence[float] = (),
+    elsewhere: Sequence[Tensor] = (),
 ) -> NodeDiff:
     """The gradient of a node, [B, T, ...].
 
     Args:
-        elsewhere: squares of the reference's error where its input was rounded otherwise, as square_error gives them.
+        elsewhere: squares of the reference's error where its input was rounded otherwise, as square_errors gives them.
     """
     if port is None or reference is None or golden is None:
         return _one_sided(name, dtype, port, reference)
@@ -69,7 +69,7 @@ def measure_parameter(
     *,
     rows_N: Tensor | None = None,
     least: float = 0.0,
-    elsewhere: Sequence[float] = (),
+    elsewhere: Sequence[Tensor] = (),
 ) -> NodeDiff:
     """The gradient of a parameter, of any shape.
 
@@ -86,10 +86,17 @@ def measure_parameter(
     return tally.finish()
 
 
-def square_error(value: Tensor, golden: Tensor) -> float:
-    """‖value - golden‖², a block at a time."""
-    parts = zip(*(torch.split(each.flatten(), _ELEMENTS) for each in (value, golden)), strict=True)
-    return sum(float((part.double() - wide.double()).square().sum()) for part, wide in parts)
+def square_errors(value: Tensor, golden: Tensor, *, of_parameter: bool) -> Tensor:
+    """[F]: the sum of squares of value - golden in each channel, a block of rows at a time.
+
+    Args:
+        of_parameter: [F] or [N, ...], as ParameterTally takes them; else a node, [B, T, ...].
+    """
+    count = (len(value) if value.ndim > 1 else 1) if of_parameter else value.shape[0] * value.shape[1]
+    rows, wide_rows = (each.reshape(count, -1) for each in (value, golden))
+    step = max(1, _ELEMENTS // rows.shape[1])
+    parts = zip(torch.split(rows, step), torch.split(wide_rows, step), strict=True)
+    return torch.stack([(part.double() - wide.double()).square().sum(0) for part, wide in parts]).sum(0)
 
 
 def of_share(node: NodeDiff) -> NodeDiff:

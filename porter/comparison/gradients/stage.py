@@ -21,7 +21,7 @@ from porter.comparison.gradients.measure import (
     measure_parameter,
     not_compared,
     of_share,
-    square_error,
+    square_errors,
 )
 from porter.comparison.lanes import Lane
 from porter.comparison.measure import Tally
@@ -132,20 +132,21 @@ def run_backward(
 
 def _errors_elsewhere(
     reference: BackwardLane, index: int, x_BTD: Tensor, upstream_BTD: Tensor, golden: Gradients
-) -> dict[str, list[float]]:
-    """Squares of the reference's error, by node and parameter, with its input rounded otherwise in _ROUNDINGS ways.
+) -> dict[str, list[Tensor]]:
+    """Squares of the reference's error in each channel, by node and parameter, its input rounded in _ROUNDINGS more ways.
 
     One token, or one channel, can hold most of a gradient, and its error is then a single number, which may be near
     zero by chance: the size of such a number shows in several.
     """
-    errors: dict[str, list[float]] = {}
+    errors: dict[str, list[Tensor]] = {}
     for seed in range(_ROUNDINGS):
         found = reference.layer(index, rounded_otherwise(x_BTD, seed), upstream_BTD)
         for values, wide in ((found.nodes, golden.nodes), (found.parameters, golden.parameters)):
             for name, value in values.items():
                 truth = wide.get(name)
                 if value is not None and truth is not None:
-                    errors.setdefault(name, []).append(square_error(value, truth))
+                    squares_F = square_errors(value, truth, of_parameter=values is found.parameters)
+                    errors.setdefault(name, []).append(squares_F)
     return errors
 
 
@@ -229,7 +230,7 @@ class _Unit:
     scope: str = ""
     facet: str = ""
     rows_N: Tensor | None = None
-    elsewhere: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    elsewhere: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
 
     def compare(self) -> Iterator[NodeDiff]:
         """In the order of the backward pass: of each node, then of the parameters that made it."""
