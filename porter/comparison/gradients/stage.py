@@ -133,7 +133,7 @@ def run_backward(
 def _errors_elsewhere(
     reference: BackwardLane, index: int, x_BTD: Tensor, upstream_BTD: Tensor, golden: Gradients
 ) -> dict[str, list[Tensor]]:
-    """Squares of the reference's error in each channel, by node and parameter, its input rounded in _ROUNDINGS more ways.
+    """Squares of the reference's error in each channel, by node and parameter, its input rounded otherwise.
 
     One token, or one channel, can hold most of a gradient, and its error is then a single number, which may be near
     zero by chance: the size of such a number shows in several.
