@@ -95,6 +95,10 @@ def test_ci_runs_the_readme_s_test_command() -> None:
     assert "make test" in ran and re.search(r"^make test\b", fences()[0], re.MULTILINE)
 
 
+def test_no_number_is_left_to_fill_in() -> None:
+    assert re.findall(r"@@|TODO|XXX", README) == []
+
+
 def test_links_lead_somewhere() -> None:
     targets = re.findall(r"\]\(([^)#]+)\)", README)
     assert targets

@@ -38,7 +38,7 @@ def kernels(
     commit: str | None,
     check: bool,
 ) -> None:
-    """Time each op, and its peers, forward and backward, and check each against float64.
+    """Check and time each op beside its peers. Forward and backward; what is right is what float64 says.
 
     Without a GPU nothing is timed: porter's kernels are checked in Triton's interpreter on shrunken shapes.
     Exits with 1 under --check if porter is anywhere wrong or worse than eager, and with 4 if a peer broke the GPU.
@@ -60,7 +60,7 @@ def kernels(
 @click.option("--out", type=click.Path(path_type=Path), default=OUT, show_default=True, help="Folder for the results.")
 @click.option("--commit", help="What to record as the commit where there is no git.")
 def memory(out: Path, commit: str | None) -> None:
-    """Measure memory and time of a head's loss against tokens: naive, chunked, fused. Does nothing without a GPU."""
+    """Measure memory and time of the head's loss. Against tokens: naive, chunked, fused; only on a GPU."""
     from porter.cli.bench_runs import measure_memory, show_file
 
     path = measure_memory(out, commit=commit)
@@ -71,7 +71,7 @@ def memory(out: Path, commit: str | None) -> None:
 @bench.command()
 @click.argument("file", type=click.Path(path_type=Path))
 def report(file: Path) -> None:
-    """Draw FILE, a JSON that porter bench wrote: tables here, and a page beside it."""
+    """Draw a result again. FILE is a JSON that porter bench wrote: tables here, and a page beside it."""
     from porter.cli.bench_runs import show_file
 
     show_file(file)

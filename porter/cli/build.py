@@ -25,7 +25,7 @@ def build(
     save: Path | None,
     dry_run: bool,
 ) -> None:
-    """Build MODEL: a size (gemma-7b), a family with --size, a spec file, or a folder with a checkpoint."""
+    """Build a port. MODEL is a size (gemma-7b), a family with --size, a spec file, or a folder with a checkpoint."""
     from porter.cli.summary import print_build
     from porter.models.build import build as make
     from porter.models.choices import DEFAULT_DTYPE

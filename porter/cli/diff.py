@@ -17,15 +17,15 @@ from porter.cli.options import PLACE, build_options, report_options
 @build_options
 @click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
-@click.option("--prompts", type=PLACE, help="A text file, or .jsonl with a prompt a line.")
+@click.option("--prompts", type=PLACE, help="Several prompts: .jsonl, one a line.")
 @report_options
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
 @click.option(
-    "--stage", "stages", default="", metavar="LIST", help="exact, semantics, precision, gradients, behaviour."
+    "--stage", "stages", default="", metavar="LIST", help="Only exact, semantics, precision, behaviour, gradients."
 )
 @click.option("--grad", is_flag=True, help="Compare gradients too, which the default stages leave out.")
-@click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
-@click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there, and read them.")
+@click.option("--axes", is_flag=True, help="List the axes that were tried, and where each could have shown.")
+@click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there for the next run.")
 @click.option("--self-check", is_flag=True, help="Put known faults into the port, and exit 1 if one is missed.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
@@ -48,10 +48,11 @@ def diff(
     timings: bool,
     **build_flags: object,
 ) -> None:
-    """Compare MODEL, or the build just made, with its reference, layer by layer.
+    """Compare a port with its reference, layer by layer.
 
-    Exits with 0 when they agree, 1 when they part, and 2 to 5 when the comparison could not be made: 2 usage or spec,
-    3 unreadable artifact, 4 nothing comparable, 5 tokenizer, config or weights that disagree with the spec.
+    MODEL is what porter build takes; without it, the build just made. Exits with 0 when they agree, 1 when they part,
+    and 2 to 5 when the comparison could not be made: 2 usage or spec, 3 unreadable artifact, 4 inconclusive or nothing
+    to compare, 5 tokenizer, config or weights against the spec.
     """
     from porter.reports.write import check_writable
 

@@ -81,5 +81,6 @@ def cli() -> None:
     porter build gemma-3-270m --weights demo
     porter diff --reference hf --layers all
 
-    Exit codes: 0 pass, 1 divergence, 2 usage or spec, 3 unreadable artifact, 4 nothing comparable, 5 preflight.
+    Exit codes: 0 pass, 1 divergence, 2 usage or spec, 3 unreadable artifact, 4 inconclusive or
+    nothing to compare, 5 preflight.
     """

@@ -20,7 +20,7 @@ from porter.cli.options import PLACE
 )
 @click.option("--json", "json_path", metavar="PATH", help="Write the JSON there; - prints it alone on stdout.")
 @click.option("--html", "html_path", type=PLACE, help="Write the page there.")
-@click.option("--axes", is_flag=True, help="List the axes of the spec, and where each could have shown.")
+@click.option("--axes", is_flag=True, help="List the axes that were tried, and where each could have shown.")
 @click.pass_context
 def recheck(
     ctx: click.Context,
@@ -31,10 +31,11 @@ def recheck(
     html_path: Path | None,
     axes: bool,
 ) -> None:
-    """Judge the numbers of REPORT, a report.json, again; the report's own thresholds hold where none is given.
+    """Judge a report's numbers by other thresholds, without any model.
 
-    Exits as porter diff does: 0 when they agree, 1 when they part, 4 when nothing can be judged; 2 for a threshold that
-    the report does not have, 3 for a file that is no report.
+    REPORT is a report.json; its own thresholds hold where none is given. Exits as porter diff does: 0 when they agree,
+    1 when they part, 4 when nothing can be judged; 2 for a threshold that the report does not have, 3 for a file that
+    is no report.
     """
     from rich.console import Console
 

@@ -6,7 +6,7 @@ import click
 @click.command()
 @click.argument("name", type=click.Choice(["diff", "spec"]))
 def schema(name: str) -> None:
-    """The JSON Schema (2020-12) of NAME: diff, a report.json; spec, a family's YAML."""
+    """Print the JSON Schema of a report or of a spec. diff: report.json; spec: a family's YAML."""
     if name == "diff":
         from porter.reports.schema import schema_text
 

@@ -24,7 +24,7 @@ def list_specs(as_json: bool) -> None:
 @click.option("--axes", is_flag=True, help="Every axis with its value in force and the values it may have.")
 @click.option("--json", "as_json", is_flag=True, help="Print the blueprint as JSON.")
 def show(name: str, size: str | None, overrides: tuple[str, ...], axes: bool, as_json: bool) -> None:
-    """Conventions, parameters and layers of NAME: a family, a size (gemma-7b), or the path of a spec file."""
+    """Show conventions, parameters and layers. NAME is a family, a size (gemma-7b), or the path of a spec file."""
     from porter.cli.spec_views import print_axes, print_blueprint, print_model
     from porter.specs.family import find_model
     from porter.specs.overrides import parse_override
@@ -59,7 +59,7 @@ def check(names: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--demo", is_flag=True, help="Also the real checkpoints gemma-3-270m and smollm2-135m, at 640 tokens.")
 def exact(names: tuple[str, ...], demo: bool) -> None:
-    """Run each spec against HuggingFace eager, in float32 and bfloat16, and compare every layer bit for bit.
+    """Compare specs with HuggingFace eager, bit for bit. Every layer is run, in float32 and bfloat16.
 
     NAMES are families (their size tiny), sizes or paths; default: every family.  [weights: random:stress, 320 tokens]
     Exit 1 if any row is not bit-equal.

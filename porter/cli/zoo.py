@@ -17,7 +17,7 @@ import click
 )
 @click.pass_context
 def zoo(ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zoo_path: Path | None) -> None:
-    """Make each mistake of the zoo in a right port, and see whether porter diff finds it.
+    """Put known porting bugs into right ports: does diff find them?
 
     Tiny sizes, random:stress weights, plain torch on the CPU. Exits with 1 when fewer than 98 % of the mistakes are
     caught in the stage and at the node expected, or when a false alarm FAILs. What the data cannot show is not caught.

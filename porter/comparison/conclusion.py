@@ -52,7 +52,7 @@ def make_report(
     missing = sum(node.status == "NOT_COMPARED" for node in found.nodes)
     missed = sum(each.outcome == "missed" for each in found.self_check)
     verdict, exit_code = conclude(found.stages, found.checks, missing, fail_on, missed)
-    what = f"{build.name}, {'executor' if ops == 'reference' else 'fused Triton ops'}"
+    what = f"{build.name}, {'plain torch' if ops == 'reference' else 'fused Triton ops'}"
     report = DiffReport(
         name=build.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -231,7 +231,7 @@ class Behaviour:
 class Side:
     """One side of the comparison: what it is and how it ran."""
 
-    what: str  # "gemma-3-270m, executor" or "transformers 5.24.0 Gemma3ForCausalLM, eager"
+    what: str  # "gemma-3-270m, plain torch" or "transformers 5.24.0 Gemma3ForCausalLM, eager"
     dtype: str
     device: str
     details: Mapping[str, str]

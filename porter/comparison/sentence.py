@@ -1,5 +1,6 @@
 """The one sentence of a report. No torch here: porter recheck writes it anew without any model."""
 
+import re
 import shlex
 
 from porter.comparison.observed import Injected
@@ -38,18 +39,25 @@ def sentence(report: DiffReport) -> str:
         dtypes = " and ".join(dict.fromkeys(stage.dtype for stage in report.stages if stage.dtype))
         if not report.compared:
             compared = sum(check.status != "NOT_COMPARED" for check in report.behaviour)
-            return f"PASS: {compared} checks of other paths agree with the reference in {dtypes}."
+            return f"PASS: {compared} checks of behaviour agree with the reference in {dtypes}."
         unseen = sum(axis.seen is None for axis in report.axes)
         blind = f"; it was blind to {unseen} of {len(report.axes)} axes" if unseen else ""
         bits_alone = all(stage.name == "exact" for stage in report.stages)
         how = "are the reference’s bit for bit" if bits_alone else "agree with the reference"
-        agree = f"{report.compared} nodes of {report.num_layers} layers {how} in {dtypes}"
+        agree = f"{report.compared} nodes of {_layers(report)} {how} in {dtypes}"
         return f"PASS: {agree}{blind}."
     if report.verdict == "INCONCLUSIVE":
         stage = next((s for s in report.stages if s.status == "INCONCLUSIVE"), None)
         where = f" at {stage.first} ({stage.name}, {stage.dtype}): {stage.detail}" if stage and stage.first else ""
         return f"INCONCLUSIVE{where or ': no node was compared'}."
     return _warned(report)
+
+
+def _layers(report: DiffReport) -> str:
+    """30 layers, or 4 of 30 layers where --layers left out the others."""
+    names = (node.name for node in report.nodes if node.status != "NOT_COMPARED")
+    seen = {found[1] for name in names if (found := re.search(r"\blayers\.(\d+)\.", name))}
+    return f"{len(seen)} of {report.num_layers} layers" if len(seen) < report.num_layers else f"{len(seen)} layers"
 
 
 def next_command(report: DiffReport) -> str:

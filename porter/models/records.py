@@ -41,7 +41,8 @@ def read_build(name: str | None, folder: Path = BUILDS) -> Build | None:
     if name is None:
         current = folder / "current"
         if not current.is_file():
-            raise UsageError("nothing was built in this folder yet", "a build", "For example: porter build gemma-7b")
+            fix = "For example: porter build gemma-3-270m --weights demo"
+            raise UsageError("nothing was built in this folder yet", "a build", fix)
         name = current.read_text(encoding="utf-8", errors="replace").strip()
         if "/" in name or not (folder / name / "build.json").is_file():
             wrong = f"{current} names {name!r}, and there is no such build"

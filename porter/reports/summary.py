@@ -69,11 +69,11 @@ def worst_of(report: DiffReport, stage: Stage) -> NodeDiff | None:
 
 
 def bits(nodes: Iterable[NodeDiff]) -> str:
-    """bit-equal at every node, or at how many; empty where bits were not compared."""
+    """Whether every node is bit-equal, or how many are not; empty where bits were not compared."""
     exact = [node.exact for node in nodes if node.exact is not None]
     if not exact:
         return ""
-    return "bit-equal at every node" if all(exact) else f"bits differ at {exact.count(False)} of {len(exact)} nodes"
+    return "every node bit-equal" if all(exact) else f"bits differ at {exact.count(False)} of {len(exact)} nodes"
 
 
 def layers_shown(report: DiffReport) -> tuple[int, ...]:

@@ -66,7 +66,8 @@ def _attention(block: Block, dims: Dims) -> str:
     attn = block.attn
     parts = [f"{dims.heads} heads on {dims.kv_heads} of {dims.head_dim}", f"scale {attn.scale:.6g} on {attn.scale_on}"]
     if attn.qk_norm:
-        parts.append(f"qk-norm per {attn.qk_norm.over} {attn.qk_norm.when.replace('_', ' ')}")
+        over = "per head" if attn.qk_norm.over == "head" else "over the full width"
+        parts.append(f"qk-norm {over} {attn.qk_norm.when.replace('_', ' ')}")
     if attn.softcap:
         parts.append(f"softcap {attn.softcap:g}")
     if attn.bias_qkv or attn.bias_o:

@@ -24,7 +24,7 @@ _BOUNDS = {
     "less_than": ("lt", "below"),
     "less_than_equal": ("le", "at most"),
 }
-_FIX = "Correct the value; porter specs show --axes lists axes and their values."
+_FIX = "Correct the value; porter specs show NAME --axes lists axes and their values."
 
 
 def spec_error(

@@ -149,7 +149,7 @@ def _full_path(text: str, name: str, tree: Map) -> str:
             f"--set {text}: {len(matches)} axes end in {name}", ", ".join(matches), "Give more of the path."
         )
     guess = _closest_axis(name, paths)
-    raise SpecError(f"--set {text}: no axis is called {name!r}", guess, "porter specs show --axes lists all.")
+    raise SpecError(f"--set {text}: no axis is called {name!r}", guess, "porter specs show NAME --axes lists all.")
 
 
 def _closest_axis(name: str, paths: list[str]) -> str:

@@ -203,5 +203,5 @@ def _without_effect(resolved: Resolved, override: Override) -> SpecError:
     return SpecError(
         f"--set {override.text} changes nothing: the axis has this value already, or no layer uses it",
         "a value that differs from the spec's",
-        "porter specs show --axes lists the values in force.",
+        "porter specs show NAME --axes lists the values in force.",
     )

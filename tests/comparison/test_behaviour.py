@@ -55,7 +55,7 @@ def test_the_records_say_what_was_compared() -> None:
     assert found["batch"].detail.startswith("two rows of 15 tokens, against each alone: ")
     assert found["packed"].detail.startswith("documents of 15 and 15 tokens in one row, against each alone: ")
     assert found["decode"].where.startswith("layers.") and ", token " in found["decode"].where
-    assert found["logits"].detail.startswith("KL(reference‖port) 0.0e+00, 0 × KL(golden‖reference); none of 32 tokens")
+    assert found["logits"].detail.startswith("KL(reference‖port) 0, 0 × KL(golden‖reference); none of 32 tokens")
     assert {check.dtype for check in found.values()} == {"float32"}
     assert found["packed"].limit == BEHAVIOUR["float32"]["route"][0]
     assert found["logits"].limit == BEHAVIOUR["float32"]["kl"][0]
@@ -193,7 +193,7 @@ def test_text_agrees_up_to_a_tie_and_no_further() -> None:
     assert (tie.status, tie.where) == ("PASS", "word 5") and tie.measured == pytest.approx(3.9, rel=1e-3)
     assert "4 agree" in tie.detail and tie.detail.endswith("a tie, and the rest is not compared")
     fail = greedy([-1.0] * 4 + [4.1 * floor] + [-1.0] * 11)
-    assert (fail.status, fail.where) == ("FAIL", "word 5") and "chooses 3 for 24" in fail.detail
+    assert (fail.status, fail.where) == ("FAIL", "word 5") and "chooses #3 and not #24" in fail.detail
     assert greedy([-1.0] * 15 + [1e-3], rounding=0.0).status == "FAIL"
     assert greedy([0.0] * WORDS, rounding=0.0).status == "PASS"  # bfloat16 knows exact ties
     assert greedy([NAN] * WORDS).status == "INCONCLUSIVE"
@@ -258,7 +258,7 @@ def test_the_stage_runs_alone_and_judges_its_own_logits() -> None:
         ("behaviour", "float32", "PASS"), ("behaviour", "bfloat16", "PASS"),
     ]  # fmt: skip
     assert (report.verdict, report.exit_code, report.nodes) == ("PASS", 0, ())
-    assert report.sentence == "PASS: 12 checks of other paths agree with the reference in float32 and bfloat16."
+    assert report.sentence == "PASS: 12 checks of behaviour agree with the reference in float32 and bfloat16."
     assert all("of 32 tokens" in check.detail for check in report.behaviour if check.name == "logits")
 
 

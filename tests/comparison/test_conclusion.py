@@ -35,10 +35,12 @@ def stage(status: str, name: str = "semantics", detail: str = "rho 5 > 4") -> St
     return Stage(name, "float32", status, 3, "layers.0.attn.norm", detail)
 
 
+EVERY_LAYER = [node("PASS", f"layers.{index}.attn.ctx") for index in range(3)]
 CASES = [
-    ({"nodes": [node("PASS")]}, 0, "PASS: 1 nodes of 3 layers agree with the reference in float32."),
+    ({"nodes": EVERY_LAYER}, 0, "PASS: 3 nodes of 3 layers agree with the reference in float32."),
+    ({"nodes": [node("PASS")]}, 0, "PASS: 1 nodes of 1 of 3 layers agree with the reference in float32."),
     ({"nodes": [node("PASS")], "axes": [Axis("block.attn.window", "8", "9", None, None, "why"), SEEN]}, 0,
-     "PASS: 1 nodes of 3 layers agree with the reference in float32; it was blind to 1 of 2 axes."),
+     "PASS: 1 nodes of 1 of 3 layers agree with the reference in float32; it was blind to 1 of 2 axes."),
     ({"nodes": [node("FAIL")], "stages": [stage("FAIL")]}, 1,
      "FAIL at layers.0.attn.ctx (semantics, float32): rho 12 > 10; look at block.rope.*"),
     ({"nodes": [node("INCONCLUSIVE")], "stages": [stage("INCONCLUSIVE")]}, 4, "INCONCLUSIVE at layers.0.attn.n"),
@@ -48,7 +50,7 @@ CASES = [
     ({"stages": [stage("WARN", "exact", "1 of 3 nodes differ"), STAGE]}, 0,
      "WARN at layers.0.attn.norm (exact, float32): 1 of 3 nodes differ; same function, other rounding: look at norm.*"),
     ({"nodes": [node("PASS")], "stages": [Stage("exact", "float32", "PASS", 1, None, "")]}, 0,
-     "PASS: 1 nodes of 3 layers are the reference’s bit for bit in float32."),
+     "PASS: 1 nodes of 1 of 3 layers are the reference’s bit for bit in float32."),
     ({"stages": [stage("WARN", "exact", "1 of 3 nodes differ")]}, 0,
      "WARN at layers.0.attn.norm (exact, float32): 1 of 3 nodes differ; --stage semantics says whether it is another"),
     ({"stages": [stage("WARN", "exact", "d")], "fail_on": ["exact"]}, 1, "FAIL at layers.0.attn.norm (exact, float32)"),
@@ -119,7 +121,7 @@ def test_a_report_says_where_it_ran(tmp_path: Path) -> None:
     assert found.environment["torch"] == torch.__version__ and found.command == "porter diff gemma"
     assert found.timings_s == {"weights": 0.123} and found.created.endswith("+00:00")
     assert found.thresholds == all_limits() and found.thresholds["bfloat16"]["rho_tok"] == (2.0, 3.0)
-    assert (found.port.what, found.weights, found.num_layers) == ("gemma-tiny, executor", "random:stress", 3)
+    assert (found.port.what, found.weights, found.num_layers) == ("gemma-tiny, plain torch", "random:stress", 3)
     assert report().command == "porter.diff('gemma-tiny')"
 
 

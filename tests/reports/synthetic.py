@@ -205,7 +205,7 @@ def make(nodes: tuple[NodeDiff, ...], verdict: Verdict, exit_code: int, sentence
         verdict=verdict,
         exit_code=exit_code,
         sentence=sentence,
-        port=Side("gemma-3-270m, executor", "bf16", "cpu", {"ops": "reference", "attention": "matmul"}),
+        port=Side("gemma-3-270m, plain torch", "bf16", "cpu", {"ops": "reference", "attention": "matmul"}),
         reference=Side("transformers 5.24.0 Gemma3ForCausalLM, eager", "bf16", "cpu", {"attention": "eager"}),
         spec_hash="sha256:4be1a0f27c55",
         overrides=(),

@@ -45,7 +45,7 @@ def test_the_table_has_a_row_a_check_and_no_numbers_where_nothing_was_compared()
 
 def test_the_page_shows_it() -> None:
     page = to_html(with_behaviour(*CHECKS))
-    assert "On other paths" in page and "then 3 one at a time" in page
+    assert "Behaviour: the tokens fed in other ways" in page and "then 3 one at a time" in page
 
 
 def test_the_terminal_names_what_did_not_pass() -> None:

@@ -144,7 +144,7 @@ def judge_logits(logits: Logits, others: Others = ALONE) -> Behaviour:
     safe = [at for at in logits.at if at.safe]
     moved = [at for at in logits.at if (at.safe and at.flipped) or _lost(at)]
     status: Verdict = "FAIL" if moved else "PASS" if ratio <= good else "WARN" if ratio <= bad else "FAIL"
-    kl = f"KL(reference‖port) {logits.kl:.1e}, {ratio:.2g} × KL(golden‖reference)"
+    kl = f"KL(reference‖port) {logits.kl:.2g}, {ratio:.2g} × KL(golden‖reference)"
     flips = f"{len(moved) or 'none'} of {logits.tokens} tokens ({len(safe)} with a margin past four floors)"
     at = max(moved, key=lambda at: at.kl).token if moved else logits.worst_token
     detail = f"{kl}; {flips} {'say' if len(moved) > 1 else 'says'} another word than rounding allows"

@@ -58,7 +58,8 @@ def judge_greedy(
     margin = float(reference_NV[step, best_N[step]] - reference_NV[step, words_N[step]])
     floor = max(float(margin_floor(reference_NV[step], golden_logits(step))), torch.finfo(torch.float64).tiny)
     floors = margin / floor
-    found = f"the reference chooses {int(best_N[step])} for {int(words_N[step])} with a margin of {floors:.2g} floors"
+    pair = f"#{int(best_N[step])} and not #{int(words_N[step])}"
+    found = f"the reference chooses {pair} with a margin of {floors:.2g} floors"
     status: Verdict = "PASS" if floors <= SAFE_MARGIN else "FAIL"
     why = "rounding explains: a tie, and the rest is not compared" if status == "PASS" else "rounding does not explain"
     detail = f"{said}: {step} agree, then {found}, which {why}"

@@ -32,7 +32,7 @@
     const layout = figure.layout;
     layout.margin = Object.assign({}, layout.margin, { r: 12 });
     (layout.annotations || []).forEach(function (note, index) {
-      if (note.xanchor === "left") { Object.assign(note, { x: 0.1 + 0.42 * (index % 2), xshift: 0, yshift: note.yref === "y2" ? 8 : 0 }); }
+      if (note.xanchor === "left") { Object.assign(note, { x: 0.1 + 0.42 * (index % 2), xshift: 0, yshift: note.yref === "y2" ? 8 : 20 }); } // beside the limit, above the lane
     });
     if (layout.legend) { layout.legend.font = { size: 10 }; }
     figure.data.forEach(function (trace) {
