@@ -15,10 +15,11 @@ from porter.cli.options import PLACE, build_options
 @click.option("--json", "json_path", metavar="FILE", help="Write the result there too; - prints it alone on stdout.")
 @click.pass_context
 def explain(ctx: click.Context, /, model: str | None, json_path: str | None, **given: object) -> None:
-    """Name the axis of the spec of MODEL, or of the build just made, that makes it differ from its reference.
+    """Name the axis that makes a port differ from its reference.
 
-    Other values of the axes that act at the first failing node are tried there, until it and what follows are at the
-    floor. Exits with 0 when all is explained or nothing differs, 1 when a part is, 4 when no change of the spec helps.
+    MODEL is what porter build takes; without it, the build just made. Other values of the axes that act at the first
+    failing node are tried there, until it and what follows are at the floor. Exits with 0 when all is explained or
+    nothing differs, 1 when a part is, 4 when no change of the spec helps.
     """
     to_file = Path(json_path) if json_path and json_path != "-" else None
     if to_file:

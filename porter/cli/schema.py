@@ -4,9 +4,9 @@ import click
 
 
 @click.command()
-@click.argument("name", type=click.Choice(["diff", "spec"]))
+@click.argument("name", metavar="NAME", type=click.Choice(["diff", "spec"]))
 def schema(name: str) -> None:
-    """Print the JSON Schema of a report or of a spec. diff: report.json; spec: a family's YAML."""
+    """Print the JSON Schema of a report or of a spec. NAME is diff, for a report.json, or spec, for a family's YAML."""
     if name == "diff":
         from porter.reports.schema import schema_text
 
