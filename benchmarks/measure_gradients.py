@@ -69,7 +69,7 @@ def fault_reports(options: argparse.Namespace) -> Iterator[tuple[str, str, DiffR
             return change(make_ops(ops))  # type: ignore[no-any-return]
 
         model = f"{fault.family}:tiny:random:stress"
-        with patch("porter.comparison.diff.make_ops", planted):
+        with patch("porter.comparison.run_stages.make_ops", planted):
             yield name, model, measure(model, options)
 
 
