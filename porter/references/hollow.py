@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from porter.errors import WeightError
+from porter.errors import PreflightError, WeightError
 from porter.references.deferred import Deferred, Recipe, Slice
 from porter.references.quiet import quiet_transformers
 from porter.weights.reader import SharedTensors
@@ -69,13 +69,19 @@ def open_hollow(
 
     Raises:
         WeightError: HF lacks a tensor, does not know one, or expects another shape; it would fill it at random.
+        PreflightError: HF cannot make a model of its config.
     """
     auto: Any = AutoModelForCausalLM  # its functions have no types
-    config = AutoConfig.from_pretrained(folder, local_files_only=True)
     slices = {name: Slice(name, info.shape, info.torch_dtype) for name, info in checkpoint.tensors.items()}
     with quiet_transformers():
-        with torch.device("meta"):
-            kind: Any = type(auto.from_config(config))
+        try:
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            with torch.device("meta"):
+                kind: Any = type(auto.from_config(config))
+        except (TypeError, ValueError, KeyError, AttributeError) as error:  # HF computes with what the config says
+            wrong = f"HF makes no model of {folder / 'config.json'} ({type(error).__name__}: {error})"
+            fix = "Correct config.json: a key is null, or of another kind, where HF has no default."
+            raise PreflightError(wrong, "a config that its own reference can read", fix) from error
         model, info = kind.from_pretrained(
             None, config=config, state_dict=slices, dtype=dtype, attn_implementation="eager",
             output_loading_info=True, ignore_mismatched_sizes=True,

@@ -1,9 +1,14 @@
 """HF's model opened without weights holds, once filled, what from_pretrained gives, bit for bit; converted ones too."""
 
+import json
+import shutil
+from pathlib import Path
+
 import pytest
 import torch
 
 from porter.comparison.diff import diff
+from porter.errors import PreflightError
 from porter.references.deferred import Deferred, Slice, Source
 from porter.references.hf import HfReference, load_pinned, ordinary_forward
 from porter.references.hollow import open_hollow
@@ -31,6 +36,14 @@ def test_slots_and_buffers_are_those_of_from_pretrained(family: str, dtype: torc
     assert found.keys() == theirs.keys()
     for name, value in found.items():
         assert value.dtype == dtype and value.data_ptr() % 64 == 0 and torch.equal(value, theirs[name]), name
+
+
+def test_a_config_that_hf_cannot_compute_with_is_said(tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny("llama").checkpoint(), tmp_path / "null")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"rope_theta": None}))
+    with pytest.raises(PreflightError, match=r"HF makes no model of .*null/config\.json \(TypeError"):
+        open_hollow(folder, open_checkpoint(folder), torch.float32, CPU)
 
 
 def test_what_a_loader_does_to_a_tensor_is_done_to_its_values() -> None:
