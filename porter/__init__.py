@@ -1,7 +1,7 @@
 """porter: port a language model, and prove that the port computes what its reference computes.
 
-`porter.build`, `porter.diff` are the Python face of the commands of the same names. Importing porter stays cheap:
-torch is imported when one of them is first used.
+`porter.build`, `porter.diff`, `porter.explain` are the Python face of the commands of the same names. Importing porter
+stays cheap: torch is imported when one of them is first used.
 """
 
 from importlib import import_module
@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from porter.comparison.diff import diff
+    from porter.explanation.explain import explain
     from porter.models.build import build
 
-__all__ = ["build", "diff"]
+__all__ = ["build", "diff", "explain"]
 __version__ = "0.1.0"
 
-_FACE = {"build": "porter.models.build", "diff": "porter.comparison.diff"}
+_FACE = {"build": "porter.models.build", "diff": "porter.comparison.diff", "explain": "porter.explanation.explain"}
 
 
 def __getattr__(name: str) -> Any:

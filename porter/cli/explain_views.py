@@ -87,7 +87,8 @@ def _conclusion(found: Explanation) -> str:
     where = f"on {found.tokens} tokens, in float32 at each kind of layer and bit for bit in {found.dtype} at every one"
     faults = f"{count} {'fault' if count == 1 else 'faults'}"
     return {
-        "nothing": f"Nothing to explain: the spec, in plain torch, computes what the reference does, {where}.",
+        "nothing": f"Nothing to explain: the spec, in plain torch, computes what the reference does, {where}. "
+        "What porter diff fails all the same lies in fused ops or another way of feeding.",
         "explained": f"Explained: {faults}; with the change the spec computes what the reference does, {where}.",
         "partly": f"Partly explained: {faults}, and one more that no change of the spec takes away.",
         "unexplained": "Not explained: the fault is no axis of the spec, has a value that was not tried, or is made of "

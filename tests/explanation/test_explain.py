@@ -1,7 +1,11 @@
 """explain names the axis that is wrong and its right value, says what it cannot tell apart, and accuses no other."""
 
+import re
+from pathlib import Path
+
 import pytest
 
+import porter
 import porter_kernels.glu
 from porter.explanation.explain import Explanation, explain
 from porter.explanation.search import MOST_FAULTS
@@ -101,7 +105,7 @@ def test_a_wrong_op_is_no_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.outcome, found.exit_code, found.kept) == ("partly", 1, ("norm.offset=1",))
 
 
-def test_two_faults_in_one_layer_of_which_the_second_is_hidden_by_none() -> None:
+def test_two_faults_in_one_layer() -> None:
     found = explained("llama", "block.residual_scale=0.5", "block.attn.scale=0.2", tokens=40)
     assert found.outcome == "explained" and set(found.kept) == {"block.residual_scale=1.0", "block.attn.scale=0.25"}
 
@@ -113,3 +117,15 @@ def test_more_faults_than_it_looks_for_are_partly_explained() -> None:
     found = explained("gemma2", *wrong, tokens=40)
     assert (found.outcome, len(found.kept), len(found.steps)) == ("partly", MOST_FAULTS, MOST_FAULTS + 1)
     assert (found.steps[-1].before.name, found.steps[-1].tried) == ("logits", 0)
+
+
+def test_a_family_of_ones_own_is_explained_without_a_right_spec(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    found = re.search(r"^```yaml\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+    line = "norm: {math: scale_then_cast}\n"
+    assert found is not None and line in found[1]
+    path = tmp_path / "olmo2.yaml"
+    path.write_text(found[1].replace(line, ""), encoding="utf-8")
+    named = porter.explain(str(path), size="tiny", weights="random:stress", device="cpu", tokens=40)
+    assert (named.outcome, named.kept) == ("explained", ("norm.math=scale_then_cast",))
+    assert (named.steps[0].by, named.steps[0].before.name) == ("exact", "layers.0.attn.q_norm")
