@@ -9,10 +9,10 @@ tests/porter_kernels/test_interpreter_bf16.py says that Triton has mended its ow
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import triton.language as tl  # type: ignore[import-untyped]
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
+np = interpreter.np  # it keeps tensors in numpy's arrays
 Builder, Handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
 IN_FLOAT32 = ("unary_op", "ternary_op", "create_fma", "create_rsqrt")
 SHIPPED = {
@@ -20,12 +20,12 @@ SHIPPED = {
 }
 
 
-def widen(bits: np.ndarray) -> np.ndarray:
+def widen(bits: Any) -> Any:
     """float32 values of bfloat16 bits."""
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-def round_to_bfloat16(values: np.ndarray, toward_zero: bool = False) -> np.ndarray:
+def round_to_bfloat16(values: Any, toward_zero: bool = False) -> Any:
     """Bits of the bfloat16 nearest to each float32, ties to even."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     bits = values.view(np.uint32).astype(np.uint64)
