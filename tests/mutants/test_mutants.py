@@ -63,7 +63,7 @@ def test_matches_reference():
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """A root with one op, and what it imports."""
-    for name in ("__init__.py", "interpret.py", "launch.py"):
+    for name in ("__init__.py", "interpret.py", "interpreter_bf16.py", "launch.py"):
         target = tmp_path / PACKAGE / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((ROOT / PACKAGE / name).read_text())

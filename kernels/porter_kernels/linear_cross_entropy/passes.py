@@ -82,7 +82,10 @@ def walk(
     if need.hidden:  # rows that are left out stay 0
         allocate = torch.empty_like if places and isinstance(places[0], slice) else torch.zeros_like
         d_hidden_NH = allocate(hidden_NH, dtype=torch.float32 if largest_slice else hidden_NH.dtype)
-    buffer_CV = hidden_NH.new_empty(chunks.rows if places else 0, row_stride(V, hidden_NH.element_size()))[:, :V]
+    buffer_CS = hidden_NH.new_empty(chunks.rows if places else 0, row_stride(V, hidden_NH.element_size()))
+    if buffer_CS.device.type == "cpu":
+        buffer_CS[:, V:] = 0  # oneDNN's bfloat16 product reads past the end of a row of odd length: NaN times 0
+    buffer_CV = buffer_CS[:, :V]
     logits_CV = buffer_CV
     for at in places:
         hidden_CH = hidden_NH[at]
