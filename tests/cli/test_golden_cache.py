@@ -45,8 +45,12 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    result = porter(*GIVEN, *arguments)
-    assert result.exit_code == 0, result.output
+    """A run to its end, in a process of its own: what a test process has set may change bits, and so the cache's key."""
+    result = subprocess.run(
+        [sys.executable, "-c", "from porter.cli.main import cli; cli()", *GIVEN, *arguments], capture_output=True,
+        text=True, env=ENVIRONMENT | {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
@@ -126,10 +130,10 @@ def test_a_folder_that_cannot_be_used_exits_with_2_at_once() -> None:
 
 
 def test_a_damaged_unit_is_a_note_on_the_terminal() -> None:
-    run("--golden-cache", "cache")
+    porter(*GIVEN, "--golden-cache", "cache")
     path = next(Path("cache").rglob("layers.1.safetensors"))
     path.write_bytes(path.read_bytes()[:-1])
-    result = porter(*GIVEN[:-2], "--golden-cache", "cache")
+    result = porter(*GIVEN[:-1], "report.json", "--golden-cache", "cache")
     said = " ".join(result.stdout.split())
     assert result.exit_code == 0 and "note golden cache: " in said and "not used, and made again" in said
-    assert f"golden with the reference, {UNITS - 1} units read from " in said and "cache, 1 run" in said
+    assert counts(json.loads(Path("report.json").read_text())) == (UNITS - 1, 1)
