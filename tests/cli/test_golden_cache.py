@@ -45,7 +45,7 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> dict[str, Any]:
-    """A run to its end, in a process of its own: what a test process has set may change bits, and so the cache's key."""
+    """A run to its end in a process of its own: what a test process has set may change bits, and the cache's key."""
     result = subprocess.run(
         [sys.executable, "-c", "from porter.cli.main import cli; cli()", *GIVEN, *arguments], capture_output=True,
         text=True, env=ENVIRONMENT | {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}, timeout=120,
