@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from porter.comparison.lanes import Lane, Nodes
-from porter.comparison.measure import GAUGES, bit_equal
-from porter.comparison.one_unit import full_name
+from porter.comparison.measure import bit_equal
+from porter.comparison.names import full_name, kind_of
+from porter.comparison.one_unit import place_of
 from porter.comparison.report import NodeDiff
 from porter.comparison.stages import Selection, StageRun, looked_at
 from porter.specs.schema import Dims
@@ -37,9 +38,8 @@ def run_exact(
     """
     run = StageRun()
     for unit, given, expected, found in _units(dims, reference, executor, ids_BT, selection):
-        place = dims.layers if unit == "head" else int(unit.removeprefix("layers.")) if unit != "embed" else None
-        if given is not None and (unit == "head" or place in keep_inputs):
-            run.inputs[dims.layers if place is None else place] = given
+        if given is not None and (unit == "head" or place_of(unit, dims.layers) in keep_inputs):
+            run.inputs[place_of(unit, dims.layers)] = given
         for node, value in found.items():
             run.nodes.append(_compare(full_name(unit, node), dtype, expected.get(node), value))
             run.declared.add(run.nodes[-1].name)
@@ -74,10 +74,9 @@ def _units(
 
 
 def _compare(name: str, dtype: str, reference: Tensor | None, executor: Tensor) -> NodeDiff:
-    node = name.split(".", 2)[2] if name.startswith("layers.") else name
     equal = None if reference is None else executor.dtype == reference.dtype and bit_equal(executor, reference)
     return NodeDiff(
-        name=name, kind="gauge" if node in GAUGES else "observable", stage="exact", dtype=dtype,
+        name=name, kind=kind_of(name), stage="exact", dtype=dtype,
         shape=tuple(executor.shape), exact=equal,
         status="NOT_COMPARED" if equal is None else "PASS" if equal else "WARN",
         reason="the reference does not show it" if equal is None else "" if equal else _how_far(reference, executor),

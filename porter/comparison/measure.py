@@ -5,12 +5,10 @@ import math
 import torch
 from torch import Tensor
 
-from porter.comparison.report import GRADIENT, Local, NodeDiff, NodeKind, Propagated, StageName, Worst
+from porter.comparison.names import kind_of, place_in_unit
+from porter.comparison.report import Local, NodeDiff, Propagated, StageName, Worst
 from porter.comparison.verdicts import FLOORS, judge
 
-GAUGES = frozenset(
-    ["attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "mlp.gate", "mlp.up"]
-)
 _SAMPLE = 65_536  # elements looked at for ulp_p99
 _TRIM = 1e-3  # share of channels left out of `trimmed`, and of a narrow gradient's ρ where that is smaller
 
@@ -117,10 +115,8 @@ class Tally:
 
     def finish(self, propagated: Propagated | None = None) -> NodeDiff:
         """The node's record, judged."""
-        place = self.name.removeprefix(GRADIENT)
-        node = place.split(".", 2)[2] if place.startswith("layers.") else place
-        kind: NodeKind = "gauge" if node in GAUGES else "observable"
-        local = self.local(keep_tokens=node == "resid_post")
+        kind = kind_of(self.name)
+        local = self.local(keep_tokens=place_in_unit(self.name) == "resid_post")
         nonfinite = (self.nonfinite[0], self.nonfinite[1])
         status, reason = judge(self.stage, self.dtype, kind, local, nonfinite)
         sizes = math.sqrt(self.cosine_sums[1] * self.cosine_sums[2])  # 0.0 when a side is all zeros

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from porter.comparison.faults import Fault, axis_faults
 from porter.comparison.lanes import Nodes
-from porter.comparison.measure import GAUGES
+from porter.comparison.names import GAUGES, full_name
 from porter.comparison.observed import Axis
-from porter.comparison.one_unit import Captured, full_name, run_unit
+from porter.comparison.one_unit import Captured, run_unit
 from porter.comparison.verdicts import FLOORS, THRESHOLDS
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import SharedTensors, WeightReader

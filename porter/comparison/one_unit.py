@@ -46,11 +46,6 @@ def place_of(unit: str, num_layers: int) -> int:
     return num_layers if unit == "head" else int(unit.removeprefix("layers."))
 
 
-def full_name(unit: str, node: str) -> str:
-    """layers.3.attn.ctx for attn.ctx of layers.3; nodes of other units are called so already."""
-    return f"{unit}.{node}" if unit.startswith("layers.") else node
-
-
 @torch.no_grad()
 def run_unit(
     unit: str,

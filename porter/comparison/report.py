@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from porter.comparison.names import GRADIENT, NodeKind, place_in_unit
 from porter.comparison.observed import Axis, Injected
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
 StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
-NodeKind = Literal["observable", "gauge"]
 SCHEMA = "porter.diff/1"
-GRADIENT = "grad:"  # in front of a node's or parameter's name
 SAFE_MARGIN = 4.0  # floors: past this margin rounding alone does not flip an argmax
 
 
@@ -23,7 +22,7 @@ class Local:
 
     Attributes:
         e_port, e_ref: relative errors against golden.
-        rho: e_port / max(e_ref, floor).
+        rho: e_port / max(e_ref, floor); of a gradient below float32, less where few channels decide (measure.py).
         rho_tok: largest relative error of a token in the port / largest in the reference.
         token: index of the port's worst token.
     """
@@ -108,7 +107,7 @@ class NodeDiff:
     @property
     def node(self) -> str:
         """attn.ctx for layers.3.attn.ctx; the name itself outside layers."""
-        return self.place.split(".", 2)[2] if self.place.startswith("layers.") else self.place
+        return place_in_unit(self.name)
 
     @property
     def place(self) -> str:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from porter.comparison.lanes import Nodes
-from porter.comparison.measure import GAUGES, Tally, bit_equal
-from porter.comparison.one_unit import Captured, full_name, run_unit
+from porter.comparison.measure import Tally, bit_equal
+from porter.comparison.names import GAUGES, full_name
+from porter.comparison.one_unit import Captured, run_unit
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
 

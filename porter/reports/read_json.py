@@ -6,6 +6,7 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
+from porter.comparison.names import NodeKind
 from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import (
     SCHEMA,
@@ -16,7 +17,6 @@ from porter.comparison.report import (
     Logits,
     LogitsAt,
     NodeDiff,
-    NodeKind,
     Prompt,
     Propagated,
     Side,

@@ -6,8 +6,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from porter.comparison.measure import GAUGES, Tally
-from porter.comparison.report import GRADIENT, NodeDiff, NodeKind, StageName, Verdict
+from porter.comparison.measure import Tally
+from porter.comparison.names import GRADIENT, kind_of
+from porter.comparison.report import NodeDiff, StageName, Verdict
 
 STAGE: StageName = "gradients"
 _ELEMENTS = 2**22  # of a parameter that are measured at once: 32 MiB in float64
@@ -121,8 +122,7 @@ def _one_sided(name: str, dtype: str, port: Tensor | None, reference: Tensor | N
 
 
 def _record(name: str, dtype: str, value: Tensor | None, status: Verdict, reason: str) -> NodeDiff:
-    node = name.split(".", 2)[2] if name.startswith("layers.") else name
-    kind: NodeKind = "gauge" if node in GAUGES else "observable"
+    kind = kind_of(name)
     status = "WARN" if status == "FAIL" and kind == "gauge" else status
     shape = () if value is None else tuple(value.shape)
     return NodeDiff(GRADIENT + name, kind, STAGE, dtype, shape, status, reason)

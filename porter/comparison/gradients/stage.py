@@ -25,7 +25,8 @@ from porter.comparison.gradients.measure import (
 )
 from porter.comparison.lanes import Lane
 from porter.comparison.measure import Tally
-from porter.comparison.report import GRADIENT, NodeDiff
+from porter.comparison.names import GRADIENT
+from porter.comparison.report import NodeDiff
 from porter.comparison.stages import Selection, looked_at
 from porter.models.backward import INPUT, Gradients, HeadPass
 from porter.references.backward import HfBackward
