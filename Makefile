@@ -21,7 +21,7 @@ lint: $(INSTALLED)
 types: $(INSTALLED)
 	$(PYTHON) -m mypy
 
-# Every family at its tiny size and two real checkpoints, bit for bit against HuggingFace.
+# Every family at its tiny size and two real checkpoints, bit for bit against HuggingFace; a process a core.
 exact: $(INSTALLED)
 	$(PORTER) specs exact --demo
 

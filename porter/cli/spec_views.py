@@ -1,10 +1,8 @@
-"""What porter specs show and exact print."""
+"""What porter specs show prints."""
 
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,14 +10,7 @@ from porter.specs.axes import first_of_each_kind
 from porter.specs.axis_values import axis_values
 from porter.specs.blueprint import Blueprint
 from porter.specs.conventions import conventions
-from porter.specs.family import find_model
 from porter.specs.resolve import Resolved
-from porter.specs.tree import builtin_spec_names
-
-if TYPE_CHECKING:
-    from porter.comparison.exactness import ExactRow
-
-_DEMO = ("gemma-3-270m", "smollm2-135m")
 
 
 def print_blueprint(resolved: Resolved) -> None:
@@ -80,34 +71,3 @@ def print_axes(resolved: Resolved) -> None:
     path, value = (max(len(row[i]) for row in rows) for i in range(2))
     for row in rows:
         click.echo(f"{row[0]:<{path}}  {row[1]:<{value}}  {row[2]}".rstrip())
-
-
-@dataclass(frozen=True)
-class ExactRun:
-    """A model to prove exact."""
-
-    spec: str
-    size: str
-    weights: str
-    tokens: int
-
-
-def exact_runs(names: Iterable[str], *, demo: bool) -> Iterator[ExactRun]:
-    """The runs that porter specs exact means: families at tiny, sizes as they are, then the real checkpoints."""
-    found = [
-        (family, size or family.default_size) for family, size in map(find_model, tuple(names) or builtin_spec_names())
-    ]
-    if demo:
-        found = [(family, size) for family, size in found if size not in _DEMO]
-    for family, size in found:
-        yield ExactRun(str(family.path), size, "random:stress", 320)
-    for name in _DEMO if demo else ():
-        family, _ = find_model(name)
-        yield ExactRun(family.name, name, "demo", 640)
-
-
-def exact_line(row: "ExactRow") -> str:
-    """One row: the model, what was compared, and bit-equal or the difference."""
-    verdict = "bit-equal" if row.exact else f"{row.first} differs first, by {row.difference:.1e} relative"
-    compared = f"{row.layers}/{row.num_layers} layers{' and logits' if row.logits else ''}"
-    return f"{row.name:<16} {row.model_type:<12} {row.dtype:<9} {row.tokens:>4} tokens  {compared:<24} {verdict}"

@@ -1,5 +1,7 @@
 """porter specs: the families porter knows, what each does, whether a family file is right, and whether it is exact."""
 
+from pathlib import Path
+
 import click
 
 
@@ -58,20 +60,25 @@ def check(names: tuple[str, ...]) -> None:
 @specs.command()
 @click.argument("names", nargs=-1)
 @click.option("--demo", is_flag=True, help="Also the real checkpoints gemma-3-270m and smollm2-135m, at 640 tokens.")
-def exact(names: tuple[str, ...], demo: bool) -> None:
+@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a core]")
+@click.option("--json", "json_path", metavar="FILE", help="Write the rows there too.")
+def exact(names: tuple[str, ...], demo: bool, jobs: int | None, json_path: str | None) -> None:
     """Compare specs with HuggingFace eager, bit for bit. Every layer is run, in float32 and bfloat16.
 
     NAMES are families (their size tiny), sizes or paths; default: every family.  [weights: random:stress, 320 tokens]
     Exit 1 if any row is not bit-equal.
     """
-    from porter.cli.spec_views import exact_line, exact_runs
-    from porter.comparison.exactness import check_exactness, plan_exact
+    from porter.cli.exact_views import closing_line, exact_line, exact_runs, to_text
+    from porter.comparison.exact_table import run_exact_table
 
-    unequal = 0
-    for run in exact_runs(names, demo=demo):
-        for row in check_exactness(plan_exact(run.spec, run.size, run.weights), tokens=run.tokens):
-            click.echo(exact_line(row))
-            unequal += not row.exact
-    if unequal:
-        click.echo(f"{unequal} not bit-equal", err=True)
+    rows = []
+    for row in run_exact_table(exact_runs(names, demo=demo), jobs):
+        click.echo(exact_line(row))
+        rows.append(row)
+    click.echo(closing_line(rows))
+    if json_path:
+        from porter.reports.write import write_file
+
+        write_file(Path(json_path), to_text(rows).encode())
+    if not all(row.exact for row in rows):
         raise click.exceptions.Exit(1)

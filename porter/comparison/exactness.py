@@ -14,6 +14,8 @@ from porter.models.decoder import Decoder, Resident
 from porter.models.ops import make_ops
 from porter.references.hf import find_layers, load_pinned, ordinary_forward
 
+DTYPES = ("float32", "bfloat16")
+
 
 @dataclass(frozen=True)
 class ExactRow:
@@ -41,9 +43,7 @@ class ExactRow:
         return self.first is None
 
 
-def check_exactness(
-    build: Build, dtypes: Sequence[str] = ("float32", "bfloat16"), tokens: int = 320
-) -> Iterator[ExactRow]:
+def check_exactness(build: Build, dtypes: Sequence[str] = DTYPES, tokens: int = 320) -> Iterator[ExactRow]:
     """A row for each dtype; both sides whole, each on its own hidden states, no bf16 product replaced by another."""
     folder = build.checkpoint()
     prompt = read_prompts(build.blueprint, load_tokenizer(folder), None, None, tokens)[0]

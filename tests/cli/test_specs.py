@@ -3,12 +3,14 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
 
 from porter.cli.main import cli
-from porter.comparison import exactness
+from porter.comparison import exact_table, exactness
+from porter.errors import ComparisonError
 from porter.specs.tree import builtin_spec_names
 
 
@@ -27,14 +29,16 @@ def test_list() -> None:
     lines = output("list").splitlines()
     assert lines[0].split() == ["family", "model_type", "sizes"]
     assert [line.split()[0] for line in lines[1:]] == builtin_spec_names()
-    assert lines[3].split(maxsplit=2) == ["gemma3", "gemma3_text", "gemma-3-270m, gemma-3-1b, tiny"]
+    gemma3 = next(line for line in lines if line.startswith("gemma3 "))
+    assert gemma3.split(maxsplit=2) == ["gemma3", "gemma3_text", "gemma-3-270m, gemma-3-1b, tiny"]
 
 
 def test_list_as_json() -> None:
     rows = json.loads(output("list", "--json"))
     assert [row["name"] for row in rows] == builtin_spec_names()
-    assert rows[0]["sizes"] == {"gemma-2b": "google/gemma-2b", "gemma-7b": "google/gemma-7b", "tiny": None}
-    assert rows[0]["architecture"] == "GemmaForCausalLM"
+    gemma = next(row for row in rows if row["name"] == "gemma")
+    assert gemma["sizes"] == {"gemma-2b": "google/gemma-2b", "gemma-7b": "google/gemma-7b", "tiny": None}
+    assert gemma["architecture"] == "GemmaForCausalLM"
 
 
 def test_show_a_size() -> None:
@@ -95,55 +99,73 @@ def test_check_a_file_elsewhere(tmp_path: Path) -> None:
     assert f"{path}:5: unknown key 'block.mlp.acts'" in result.stderr
 
 
-def row(name: str, first: str | None) -> exactness.ExactRow:
-    return exactness.ExactRow(
-        name, "gemma", "bfloat16", 320, 2 if first else 3, 3, not first, 0.5 if first else 0.0, first
-    )
+def row(name: str, dtype: str, first: str | None) -> exactness.ExactRow:
+    return exactness.ExactRow(name, "gemma", dtype, 320, 2 if first else 3, 3, not first, 0.5 if first else 0.0, first)
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, str, int]]]:
-    """What exact would run: (file or family, size, weights, tokens); the model `tiny` of gpt2 is not exact."""
+    """What exact would run: (family, size, weights, tokens); gpt2 is not exact in bfloat16, phi3 cannot be run."""
     asked: list[tuple[str, str, str, int]] = []
 
-    def plan(spec: str, size: str, weights: str) -> tuple[str, str, str]:
-        return Path(spec).stem, size, weights
+    def plan(spec: str, size: str, weights: str) -> SimpleNamespace:
+        return SimpleNamespace(name=Path(spec).stem, size=size, weights=weights, spec_hash="abc")
 
-    def check(build: tuple[str, str, str], tokens: int) -> Iterator[exactness.ExactRow]:
-        asked.append((*build, tokens))
-        yield row(build[0], "layers.2" if build[0] == "gpt2" else None)
+    def check(build: SimpleNamespace, dtypes: tuple[str, ...], tokens: int) -> Iterator[exactness.ExactRow]:
+        asked.append((build.name, build.size, build.weights, tokens))
+        if build.name == "phi3":
+            raise ComparisonError("HF has no such class", "one", "upgrade")
+        for dtype in dtypes:
+            yield row(build.name, dtype, "layers.2" if build.name == "gpt2" and dtype == "bfloat16" else None)
 
-    monkeypatch.setattr(exactness, "plan_exact", plan)
-    monkeypatch.setattr(exactness, "check_exactness", check)
+    monkeypatch.setattr(exact_table, "plan_exact", plan)
+    monkeypatch.setattr(exact_table, "check_exactness", check)
     yield asked
 
 
 def test_exact_runs_every_family_and_fails_on_one(runs: list[tuple[str, str, str, int]]) -> None:
-    result = porter("exact")
-    assert runs == [(name, "tiny", "random:stress", 320) for name in builtin_spec_names()]
-    assert result.exit_code == 1 and result.stderr == "1 not bit-equal\n"
-    lines = result.stdout.splitlines()
-    assert sum(line.endswith("  bit-equal") for line in lines) == 9
-    different = next(line for line in lines if not line.endswith("bit-equal"))
-    assert different.startswith("gpt2 ") and different.endswith("layers.2 differs first, by 5.0e-01 relative")
+    result = porter("exact", "--jobs", "1")
+    names = builtin_spec_names()
+    assert runs == [(name, "tiny", "random:stress", 320) for name in names]
+    assert result.exit_code == 1
+    *lines, closing = result.stdout.splitlines()
+    assert sum(line.endswith("  float32 and bfloat16 bit-equal") for line in lines) == len(names) - 2
+    gpt2, phi3 = (next(line for line in lines if line.startswith(f"{name} ")) for name in ("gpt2", "phi3"))
+    assert gpt2.endswith(" float32 bit-equal; bfloat16 2 of 3 layers: layers.2 differs first, by 5.0e-01 relative")
+    assert phi3.endswith(" cannot be run: HF has no such class")
+    count = len(names)
+    assert closing == f"{count} model types: {count - 2} bit-equal in bfloat16, {count - 1} in float32"
+
+
+def test_exact_as_json(runs: list[tuple[str, str, str, int]], tmp_path: Path) -> None:
+    assert porter("exact", "gpt2", "phi3", "--jobs", "1", "--json", str(tmp_path / "rows.json")).exit_code == 1
+    document = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))
+    assert (document["schema"], set(document["versions"])) == ("porter.exact/1", {"torch", "transformers"})
+    gpt2, phi3 = document["rows"]
+    assert (gpt2["spec_sha256"], gpt2["float32"]["exact"], gpt2["bfloat16"]["first"]) == ("abc", True, "layers.2")
+    assert phi3["problem"] == "HF has no such class" and "float32" not in phi3
 
 
 def test_exact_runs_what_it_is_told(runs: list[tuple[str, str, str, int]]) -> None:
-    assert porter("exact", "gemma", "gemma-3-270m", "--demo").exit_code == 0
+    result = porter("exact", "gemma", "gemma-3-270m", "--demo", "--jobs", "1")
+    assert result.exit_code == 0
     assert runs == [
         ("gemma", "tiny", "random:stress", 320),
         ("gemma3", "gemma-3-270m", "demo", 640),
         ("llama", "smollm2-135m", "demo", 640),
     ]
+    assert result.stdout.splitlines()[1].startswith("gemma3_text gemma-3-270m ")
+    assert result.stdout.endswith("\n3 model types: 3 bit-equal in bfloat16, 3 in float32\n")
 
 
 def test_exact_refuses_a_name_before_it_runs_anything(runs: list[tuple[str, str, str, int]]) -> None:
     assert porter("exact", "gemma", "gema").exit_code == 2 and runs == []
 
 
-def test_exact_for_real_on_one_family() -> None:
-    result = porter("exact", "mistral")
+def test_exact_for_real_on_two_families_in_two_processes() -> None:
+    result = porter("exact", "mistral", "gpt2", "--jobs", "2")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[2] for line in lines] == ["float32", "bfloat16"]
-    assert all(line.endswith(" bit-equal") for line in lines)
+    assert [line.split()[0] for line in lines[:2]] == ["mistral", "gpt2"]
+    assert all(line.endswith(" float32 and bfloat16 bit-equal") for line in lines[:2])
+    assert lines[2:] == ["2 model types: 2 bit-equal in bfloat16, 2 in float32"]

@@ -3,8 +3,18 @@
 import pytest
 
 from porter.comparison.diff import diff
+from porter.comparison.exact_table import ExactRun, check_model
 from porter.comparison.exactness import check_exactness, plan_exact
+from porter.specs.tree import builtin_spec_names
 from tests.models.tiny import tiny
+
+
+@pytest.mark.parametrize("family", builtin_spec_names())
+def test_every_family_is_exact(family: str) -> None:
+    """320 tokens pass every tiny window and 256, where bfloat16 positions have gaps; both dtypes, layers and logits."""
+    row = check_model(ExactRun(family, "tiny", "random:stress", 320))
+    assert row.problem == "" and [each.dtype for each in row.results] == ["float32", "bfloat16"]
+    assert [(each.dtype, each.first, each.difference) for each in row.results if not each.exact] == []
 
 
 def test_a_right_spec_is_exact_in_both_dtypes() -> None:
