@@ -76,7 +76,7 @@ class Positions:
         inv_freq, attention_factor = rope_frequencies(
             scaling.get("rope_type", "default"),
             theta=rope.theta,
-            dim=rope.dim or int(dims.head_dim * rope.partial),
+            dim=rope.width(dims.head_dim),
             scaling=scaling,
             max_positions=dims.max_pos,
             seq_len=self._reach(),

@@ -54,6 +54,7 @@ def expand_layers(tree: Map, cases: Cases, dims: Dims, norm: Norm, names: Mappin
         if chosen not in made:
             merged = _merged(tree, cases, chosen)
             block = _block(tree, merged, norm, {**names, "i": i})
+            _check_rotated_width(tree, block, dims)
             if _mentions_layer(merged):
                 blocks.append(block)
                 continue
@@ -87,6 +88,27 @@ def _block(tree: Map, merged: Map, norm: Norm, names: Mapping[str, Any]) -> Bloc
         checked = validate(QKNorm, inherited, where, ("block", "attn", "qk_norm"))
         values["attn"]["qk_norm"] = checked.model_dump()
     return validate(Block, values, where, ("block",))
+
+
+def _check_rotated_width(tree: Map, block: Block, dims: Dims) -> None:
+    """Refuses a rotation of an odd number of features, and longrope factors for another number of pairs."""
+    if block.rope is None:
+        return
+    where, width = locate(tree, ("block", "rope")), block.rope.width(dims.head_dim)
+    if width < 2 or width % 2 or width > dims.head_dim:
+        raise SpecError(
+            f"{where}: block.rope rotates {width} of the {dims.head_dim} features of a head",
+            "pairs of features: an even number of them",
+            "Correct block.rope.dim or block.rope.partial, or the config key it reads.",
+        )
+    for name in ("short_factor", "long_factor"):
+        factors = getattr(block.rope.scaling, name, None)
+        if factors is not None and len(factors) != width // 2:
+            raise SpecError(
+                f"{where}: block.rope.scaling.{name} has {len(factors)} numbers",
+                f"{width // 2}, one for each pair of the {width} rotated features",
+                "Correct rope_scaling in the config, or block.rope.partial.",
+            )
 
 
 def overriding_paths(tree: Map, cases: Cases, path: str) -> list[str]:

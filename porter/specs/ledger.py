@@ -86,6 +86,35 @@ def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) 
     Raises:
         WeightError: a tensor is missing, left over, found twice, or has another shape.
     """
+    found = _match(blueprint, available)
+    _check(found.missing, found.left_over, available)
+    for entry in found.ledger.entries.values():
+        _check_shape(entry, available[entry.source])
+    return found.ledger
+
+
+def misfits(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """What keeps a checkpoint from filling the parameters: those without a tensor, then tensors that none takes or that
+    have another shape. Empty: it fits.
+
+    Raises:
+        WeightError: a tensor lies there twice, with and without a prefix.
+    """
+    found = _match(blueprint, available)
+    shapes = [entry.source for entry in found.ledger.entries.values() if available[entry.source] != entry.shape]
+    return (*found.missing, *found.left_over, *shapes)
+
+
+@dataclass(frozen=True)
+class _Match:
+    """A ledger, and what is wrong with it."""
+
+    ledger: Ledger
+    missing: list[str]
+    left_over: list[str]
+
+
+def _match(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> _Match:
     present = _by_bare_name(blueprint, available)
     entries: dict[str, Entry] = {}
     missing: list[str] = []
@@ -101,10 +130,7 @@ def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) 
     used = {entry.source for entry in entries.values()} | {twin for twin, _ in twins}
     ignored = tuple(n for n in available if n not in used and _is_ignored(blueprint, n))
     left_over = [name for name in available if name not in used and name not in ignored]
-    _check(missing, left_over, available)
-    for entry in entries.values():
-        _check_shape(entry, available[entry.source])
-    return Ledger(entries, ignored, twins)
+    return _Match(Ledger(entries, ignored, twins), missing, left_over)
 
 
 def _twins(

@@ -126,6 +126,10 @@ class Rope(Strict):
     table_dtype: Rounding = Field("act", description="Dtype of the cos and sin tables.")
     apply_dtype: Rounding = Field("act", description="Dtype the rotation is computed in (Cohere, OLMo 2: fp32).")
 
+    def width(self, head_dim: int) -> int:
+        """Features of a head that are rotated."""
+        return self.dim or int(head_dim * self.partial)
+
 
 class Mlp(Strict):
     """Feed-forward branch and the norms around it."""

@@ -1,5 +1,8 @@
 """Blueprints: parameters by name and shape, and the hash."""
 
+import pytest
+
+from porter.errors import SpecError
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_family
 from porter.specs.overrides import parse_override
@@ -56,3 +59,18 @@ def test_skipped_rows_of_the_position_table_are_parameters() -> None:
     family = find_family("gpt2")
     changed = resolve_size(family, "tiny", [parse_override("embed.pos_offset=2", family.tree)]).blueprint
     assert changed.parameters()["pos.weight"].shape == (1026, 96)
+
+
+@pytest.mark.parametrize(("partial", "width"), [(0.3, 7), (1e-9, 0)])
+def test_a_rotation_is_of_pairs_of_features(partial: float, width: int) -> None:
+    family = find_family("gpt_neox")
+    override = parse_override(f"block.rope.partial={partial}", family.tree)
+    with pytest.raises(SpecError, match=rf"block.rope rotates {width} of the 24 features of a head"):
+        resolve_size(family, "tiny", [override])
+
+
+def test_longrope_has_a_factor_for_each_pair() -> None:
+    family = find_family("phi3")
+    given = "{rope_type: longrope, short_factor: [1.0], long_factor: [1.0]}"
+    with pytest.raises(SpecError, match=r"short_factor has 1 numbers\n  expected: 6, one for each pair of the 12"):
+        resolve_size(family, "tiny", [parse_override(f"block.rope.scaling={given}", family.tree)])

@@ -5,7 +5,7 @@ import pytest
 from porter.errors import WeightError
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_family
-from porter.specs.ledger import layout, make_ledger, rule_for, sources
+from porter.specs.ledger import layout, make_ledger, misfits, rule_for, sources
 from porter.specs.resolve import resolve_size
 from porter.specs.tree import builtin_spec_names
 
@@ -61,3 +61,13 @@ def test_what_is_wrong_is_named() -> None:
     with pytest.raises(WeightError, match=r"model\.norm\.weight has shape \[5\]"):
         make_ledger(blueprint, {**good, "model.norm.weight": (5,)})
     assert make_ledger(blueprint, {**good, "model.rotary_emb.inv_freq": (8,)}).ignored == ("model.rotary_emb.inv_freq",)
+
+
+def test_misfits_name_what_does_not_fit() -> None:
+    right = shapes(tiny("qwen2"))
+    assert misfits(tiny("qwen2"), right) == ()
+    missing = {name: shape for name, shape in right.items() if name != "model.norm.weight"}
+    other = {**missing, "model.norm.scale": (96,), "model.layers.0.mlp.down_proj.weight": (160, 96)}
+    assert misfits(tiny("qwen2"), other) == (
+        "final_norm.weight (as model.norm.weight)", "model.norm.scale", "model.layers.0.mlp.down_proj.weight",
+    )  # fmt: skip
