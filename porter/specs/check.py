@@ -1,11 +1,12 @@
-"""The audit of a family file: every size resolves, every parameter has a weight rule, every config key is read."""
+"""The audit of a family file alone: sizes resolve, each parameter has its own weight rule, every config key is read."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from porter.errors import PorterError, SpecError
+from porter.specs.blueprint import Blueprint
 from porter.specs.family import Family
-from porter.specs.ledger import layout
+from porter.specs.ledger import layout, rule_for, sources
 from porter.specs.resolve import check_config_is_read, resolve_size
 from porter.specs.tree import locate
 
@@ -51,16 +52,33 @@ def check_size(family: Family, name: str) -> SizeCheck:
         path += resolved.unread[:1]
         check_config_is_read(resolved)
     except PorterError as error:
-        wrong = _placed(error.wrong, locate(family.tree, path), name)
+        wrong = _placed(error.wrong, locate(family.tree, path), family, name)
         raise type(error)(wrong, error.expected, error.fix) from error
     try:
         entries = layout(resolved.blueprint)
     except SpecError as error:
         rules = locate(family.tree, ("weights", "block" if "weights.block" in error.wrong else "globals"))
         raise SpecError(f"{rules}: {error.wrong}, needed by size {name}", error.expected, error.fix) from error
+    _check_sources(family, resolved.blueprint)
     blueprint = resolved.blueprint
     return SizeCheck(name, blueprint.dims.layers, blueprint.num_parameters, len(entries))
 
 
-def _placed(wrong: str, place: object, size: str) -> str:
-    return wrong if ".yaml:" in wrong or ".yml:" in wrong else f"{place}: size {size}: {wrong}"
+def _placed(wrong: str, place: object, family: Family, size: str) -> str:
+    """An error of one size: at its own line of the family's file, else at the size's line and then its own."""
+    return f"{wrong} (size {size})" if wrong.startswith(f"{family.path}:") else f"{place}: size {size}: {wrong}"
+
+
+def _check_sources(family: Family, blueprint: Blueprint) -> None:
+    """Refuses two rules that read one tensor; a tied head has none of its own."""
+    seen: dict[str, str] = {}
+    for parameter in blueprint.parameters().values():
+        _, prefix = rule_for(blueprint, parameter.module)
+        section, key = ("block", parameter.module.split(".", 2)[2]) if prefix else ("globals", parameter.module)
+        called, source = f"weights.{section}.{key}", sources(blueprint, parameter)[0]
+        if seen.setdefault(source, called) != called:
+            raise SpecError(
+                f"{locate(family.tree, ('weights', section, key))}: {called} reads {source}, as {seen[source]} does",
+                "each tensor of a checkpoint read by one rule",
+                "Correct the path of one; a fused tensor has one rule, attn.qkv or mlp.gate_up, with the order of its parts.",  # noqa: E501
+            )

@@ -37,9 +37,14 @@ def read_tree(path: Path) -> Map:
     """
     chain: list[Map] = []
     seen: set[Path] = set()
+    named: object = path  # where the file to read is named
     while True:
         if path in seen:
-            raise SpecError(f"{path} extends itself", "a chain of parents that ends at _base", "Break the circle.")
+            raise SpecError(
+                f"{named}: extends {path.stem!r}, which so extends itself",
+                "parents that end at _base",
+                "Break the circle.",
+            )
         seen.add(path)
         child = read_map(path)
         if chain:
@@ -49,6 +54,7 @@ def read_tree(path: Path) -> Map:
         parent = child.pop("extends", None) or BASE
         if path.stem == BASE:
             break
+        named = child.where.get("extends", path)
         path = _parent_path(str(parent), path, child.where.get("extends"))
     merged = chain.pop()
     while chain:
