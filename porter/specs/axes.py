@@ -143,7 +143,9 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
             yield f"rope.{name}", getattr(rope, name), _SWAPS["dtype"][getattr(rope, name)]
     if block.topology == "parallel":
         yield "add_order", block.add_order, _SWAPS["add_order"][block.add_order]
-        if mlp.pre_norm is not True or attn.pre_norm:
+        if mlp.pre_norm == "shared":
+            yield "mlp.pre_norm", mlp.pre_norm, False
+        elif mlp.pre_norm is not True or attn.pre_norm:
             yield "topology", block.topology, "sequential"
     yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
     if block.residual_scale != 1.0:
