@@ -60,7 +60,8 @@ def parse_override(text: str, tree: Map) -> Override:
 def axis_paths(tree: Map) -> list[str]:
     """Every path that --set takes: the fields of the schema, what patterns set, and how fused projections are split."""
     paths = [".".join(path) for section in SECTIONS for path in fields(Document, section)]
-    paths += [".".join(path) for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] != ()]
+    set_by_patterns = (path for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] and path[-1] != "_if")
+    paths += [".".join(path) for path in set_by_patterns]
     fused = [name for name, rule in tree["weights"]["block"].items() if isinstance(rule, Map) and "order" in rule]
     return paths + [f"weights.block.{name}.{field}" for name in fused for field in RULE_FIELDS[name]]
 

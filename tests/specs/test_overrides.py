@@ -157,6 +157,12 @@ def test_every_axis_path_is_one_of_its_own_names() -> None:
         assert parse_override(f"{path}=1", tree).path == path
 
 
+def test_the_guard_of_a_map_is_no_axis() -> None:
+    tree = find_model("exaone4", None)[0].tree
+    assert "_if" in tree["patterns"]["window"]["cases"]["full_attention"]["rope"]
+    assert [path for path in axis_paths(tree) if path.endswith("_if")] == []
+
+
 def test_fused_projections_are_taken_apart_otherwise() -> None:
     rules = change("gpt_neox", "weights.block.attn.qkv.groups=1", "order=[v, q, k]").blueprint.weights.block
     assert (rules["attn.qkv"].groups, rules["attn.qkv"].order) == ("1", ("v", "q", "k"))
