@@ -1,13 +1,13 @@
-"""porter specs: the families porter knows, what each does, whether a family file is right, and whether it is exact."""
-
-from pathlib import Path
+"""porter specs: the families porter knows, what each does, and whether a family file is right."""
 
 import click
+
+from porter.cli.spec_comparisons import diff, exact
 
 
 @click.group()
 def specs() -> None:
-    """The model specs: list, show, check, and prove exact."""
+    """The model specs: list, show, compare, check, and prove exact."""
 
 
 @specs.command("list")
@@ -57,28 +57,5 @@ def check(names: tuple[str, ...]) -> None:
             click.echo(f"{family.name:<12} {row.size:<18} OK  {counts}")
 
 
-@specs.command()
-@click.argument("names", nargs=-1)
-@click.option("--demo", is_flag=True, help="Also the real checkpoints gemma-3-270m and smollm2-135m, at 640 tokens.")
-@click.option("--jobs", type=click.IntRange(1), help="Processes.  [default: one a core]")
-@click.option("--json", "json_path", metavar="FILE", help="Write the rows there too.")
-def exact(names: tuple[str, ...], demo: bool, jobs: int | None, json_path: str | None) -> None:
-    """Compare specs with HuggingFace eager, bit for bit. Every layer is run, in float32 and bfloat16.
-
-    NAMES are families (their size tiny), sizes or paths; default: every family.  [weights: random:stress, 320 tokens]
-    Exit 1 if any row is not bit-equal.
-    """
-    from porter.cli.exact_views import closing_line, exact_line, exact_runs, to_text
-    from porter.comparison.exact_table import run_exact_table
-
-    rows = []
-    for row in run_exact_table(exact_runs(names, demo=demo), jobs):
-        click.echo(exact_line(row))
-        rows.append(row)
-    click.echo(closing_line(rows))
-    if json_path:
-        from porter.reports.write import write_file
-
-        write_file(Path(json_path), to_text(rows).encode())
-    if not all(row.exact for row in rows):
-        raise click.exceptions.Exit(1)
+specs.add_command(exact)
+specs.add_command(diff)
