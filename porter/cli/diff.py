@@ -15,7 +15,8 @@ from porter.cli.options import PLACE, build_options, report_options
 @click.command()
 @click.argument("model", required=False)
 @build_options
-@click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf.")
+@click.option("--port", metavar="PORT", help="The port, where it is not the build: dump:DIR.")
+@click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf, or dump:DIR.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
 @click.option("--prompts", type=PLACE, help="Several prompts: .jsonl, one a line.")
 @report_options
@@ -33,6 +34,7 @@ def diff(
     ctx: click.Context,
     /,
     model: str | None,
+    port: str | None,
     reference: str,
     layers: str,
     prompts: Path | None,
@@ -67,7 +69,7 @@ def diff(
     imports_s = round(time.perf_counter() - start, 3)
     with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
-            model, reference=reference, layers=layers, prompts=prompts, progress=progress,
+            model, port=port, reference=reference, layers=layers, prompts=prompts, progress=progress,
             fail_on=_names(fail_on), stages=_names(stages), grad=grad, golden_cache=golden_cache, self_check=self_check,
             command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
         )  # fmt: skip

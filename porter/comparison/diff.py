@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from porter.comparison.conclusion import make_report
+from porter.comparison.dump_diff import diff_dumps, open_dumps, refuse_flags
 from porter.comparison.observability import observe_axes
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.progress import Progress, Silent
@@ -19,6 +20,7 @@ from porter.comparison.verdicts import FAIL_ON
 from porter.errors import UsageError
 from porter.models.build import Build
 from porter.models.choices import pick_device, pick_ops
+from porter.references.dump import PREFIX, is_dump
 from porter.references.golden_cache import GoldenCache
 from porter.references.identity import reference_identity
 
@@ -26,6 +28,7 @@ from porter.references.identity import reference_identity
 def diff(
     model: str | Build | None = None,
     *,
+    port: str | None = None,
     reference: str = "hf",
     layers: str = "all",
     size: str | None = None,
@@ -49,7 +52,8 @@ def diff(
 
     Args:
         model: a build, its name, a size, a family or a path to a YAML; None: the build just made.
-        reference: hf.
+        port: dump:DIR, instead of the build: a dump of it, as porter capture or its Recorder wrote.
+        reference: hf, or dump:DIR.
         layers: all, first-bad, or a list such as 0-3,7.
         overrides: axis=value, changing the port alone, after the build's own.
         prompt, prompts, tokens: see read_prompts.
@@ -67,24 +71,33 @@ def diff(
     Raises:
         PorterError: the comparison could not be made.
     """
-    if reference != "hf":
-        raise UsageError(f"--reference {reference!r}", "hf", "Leave it out.")
+    if reference != "hf" and not is_dump(reference):
+        raise UsageError(f"--reference {reference!r}", f"hf, or {PREFIX}DIR", "Leave it out.")
+    if port is not None and not is_dump(port):
+        raise UsageError(f"--port {port!r}", f"{PREFIX}DIR", "Leave it out: the port is the build.")
     check_words("--fail-on", fail_on, FAIL_ON)
     check_words("--stage", stages, STAGES)
     cache = None if golden_cache is None else GoldenCache(golden_cache)
-    build = find_build(model, size, weights, overrides, dtype, ops, device)
+    dumps = open_dumps(port or "", reference, dtype)
+    build = find_build(model, size, weights, overrides, dumps.dtype if dumps else dtype, ops, device)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
         raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
-    wanted = frozenset(stages or DEFAULT_STAGES) | ({"gradients"} if grad else set())
+    wanted = frozenset(stages or (dumps.stages if dumps else DEFAULT_STAGES)) | ({"gradients"} if grad else set())
     if self_check and (selection.first_bad or not wanted & {"exact", "semantics", "precision"}):
         other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
         raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
     run = Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check)
+    if dumps is not None:
+        refuse_flags(dumps, run, overrides=overrides)
     with run.timed("weights"):
         folder = build.checkpoint()
         run.reader = build.reader()
+    if dumps is not None:
+        return diff_dumps(
+            dumps, run, folder, prompt=prompt, prompts=prompts, tokens=tokens, fail_on=fail_on, command=command
+        )
     with run.timed("preflight"):
         tokenizer = load_tokenizer(folder)
         run.found.checks = check_tokenizer(build.blueprint, folder, tokenizer) + check_config(build)

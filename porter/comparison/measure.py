@@ -7,7 +7,7 @@ from torch import Tensor
 
 from porter.comparison.names import kind_of, place_in_unit
 from porter.comparison.report import Local, NodeDiff, Propagated, StageName, Worst
-from porter.comparison.verdicts import FLOORS, judge
+from porter.comparison.verdicts import FLOORS, Limits, judge
 
 _SAMPLE = 65_536  # elements looked at for ulp_p99
 _TRIM = 1e-3  # share of channels left out of `trimmed`, and of a narrow gradient's ρ where that is smaller
@@ -18,11 +18,21 @@ class Tally:
 
     Tensors are [B, T, ...] or [B, T, D]; tokens of all samples count alike. A token's error is relative to that token,
     or `of_node` to the mean token, where the value of a token may be zero but for rounding; and that of the node to no
-    less than the norm `least`, for the same reason.
+    less than the norm `least`, for the same reason. `limits`: instead of the stage's own thresholds.
     """
 
-    def __init__(self, name: str, stage: StageName, dtype: str, *, of_node: bool = False, least: float = 0.0) -> None:
+    def __init__(
+        self,
+        name: str,
+        stage: StageName,
+        dtype: str,
+        *,
+        of_node: bool = False,
+        least: float = 0.0,
+        limits: Limits | None = None,
+    ) -> None:
         self.name, self.stage, self.dtype, self.of_node, self.least = name, stage, dtype, of_node, least
+        self.limits = limits
         self.shape: tuple[int, ...] = ()
         self.exact: bool | None = None
         self.worst: Worst | None = None
@@ -32,23 +42,40 @@ class Tally:
         self.ulp_p99 = 0.0
         self.elsewhere: list[Tensor] = []  # the reference's squares per channel, its input rounded otherwise
         self._at: list[Tensor] = []
-        self._tokens: list[tuple[Tensor, Tensor, Tensor]] = []  # squares per token: port error, reference error, golden
+        # Squares per token: port error, reference error, golden, and golden on the reference's input.
+        self._tokens: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         self._channels: list[Tensor] = []  # squares per channel: port error, reference error, golden
 
     def add(
-        self, port: Tensor, reference: Tensor, golden: Tensor, executor: Tensor | None, at: Tensor | None = None
+        self,
+        port: Tensor,
+        reference: Tensor,
+        golden: Tensor,
+        executor: Tensor | None,
+        at: Tensor | None = None,
+        *,
+        reference_golden: Tensor | None = None,
     ) -> None:
-        """Adds a chunk; executor: the spec's own arithmetic, for `exact`; at: the chunk's tokens, if not 0, 1, 2, …"""
+        """Adds a chunk.
+
+        Args:
+            executor: the spec's own arithmetic, for `exact`.
+            at: the chunk's tokens, if not 0, 1, 2, …
+            reference_golden: golden on the reference's input, where that is not the port's.
+        """
         if executor is not None:
             equal = executor.dtype == reference.dtype and bit_equal(executor, reference)
             self.exact = equal if self.exact is None else self.exact and equal
-        same = torch.equal(port, reference)
+        same = reference_golden is None and torch.equal(port, reference)
         port64_NF, reference64_NF, golden_NF = (_rows(t) for t in (port, reference, golden))
         error_NF = port64_NF - golden_NF
-        reference_error_NF = error_NF if same else reference64_NF - golden_NF
+        other_NF = golden_NF if reference_golden is None else _rows(reference_golden)
+        reference_error_NF = error_NF if same else reference64_NF - other_NF
         port_NF = error_NF.square()
         squares = (port_NF, port_NF if same else reference_error_NF.square(), golden_NF.square())
-        self._tokens.append((squares[0].sum(1), squares[1].sum(1), squares[2].sum(1)))
+        golden_N = squares[2].sum(1)
+        other_N = golden_N if reference_golden is None else other_NF.square().sum(1)
+        self._tokens.append((squares[0].sum(1), squares[1].sum(1), golden_N, other_N))
         channels = [each.sum(0) for each in squares]
         held = self._channels
         self._channels = [a + b for a, b in zip(held, channels, strict=True)] if held else channels
@@ -89,17 +116,18 @@ class Tally:
 
     def local(self, keep_tokens: bool) -> Local:
         """The node's errors; tokens only where a report draws them."""
-        port_N, reference_N, golden_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
+        port_N, reference_N, golden_N, other_N = (torch.cat(parts) for parts in zip(*self._tokens, strict=True))
         floor = FLOORS[self.dtype]
-        size = max(float(golden_N.sum()), self.least**2)
+        size, other_size = (max(float(each_N.sum()), self.least**2) for each_N in (golden_N, other_N))
         reference = [float(reference_N.sum()), *(float(each_F.sum()) for each_F in self.elsewhere)]
-        e_port, e_ref = (_ratio(square, size) for square in (float(port_N.sum()), sum(reference) / len(reference)))
+        e_port, e_ref = _ratio(float(port_N.sum()), size), _ratio(sum(reference) / len(reference), other_size)
         rho = e_port / max(e_ref, floor)
         if self.of_node and self.dtype != "float32":
             rho = min(rho, self._trimmed_rho(floor))
         least = torch.finfo(torch.float64).tiny
-        size_N = (torch.tensor(size / len(golden_N)) if self.of_node else golden_N).clamp_min(least)
-        port_rel_N, reference_rel_N = ((part / size_N).sqrt() for part in (port_N, reference_N))
+        mean_N = torch.tensor(size / len(golden_N))
+        size_N, other_size_N = ((mean_N if self.of_node else each_N).clamp_min(least) for each_N in (golden_N, other_N))
+        port_rel_N, reference_rel_N = (port_N / size_N).sqrt(), (reference_N / other_size_N).sqrt()
         scale = max(float(reference_rel_N.max()), floor)
         tokens = tuple(round(value, 4) for value in (port_rel_N / scale).tolist()) if keep_tokens else ()
         at = torch.cat(self._at)
@@ -118,7 +146,7 @@ class Tally:
         kind = kind_of(self.name)
         local = self.local(keep_tokens=place_in_unit(self.name) == "resid_post")
         nonfinite = (self.nonfinite[0], self.nonfinite[1])
-        status, reason = judge(self.stage, self.dtype, kind, local, nonfinite)
+        status, reason = judge(self.stage, self.dtype, kind, local, nonfinite, self.limits)
         sizes = math.sqrt(self.cosine_sums[1] * self.cosine_sums[2])  # 0.0 when a side is all zeros
         cosine = 1.0 if self.worst is None else self.cosine_sums[0] / sizes if sizes else 0.0
         squares = float(sum(part[0].sum() for part in self._tokens))

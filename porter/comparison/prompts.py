@@ -66,7 +66,7 @@ def _default(blueprint: Blueprint, tokenizer: Tokenizer | None, tokens: int) -> 
     rest = tokenizer.encode("\n\n" + text, add_special_tokens=False).ids
     while len(ids) < tokens:
         ids += rest
-    return _prompt("Alice's Adventures in Wonderland", ids[:tokens], tokenizer)
+    return make_prompt("Alice's Adventures in Wonderland", ids[:tokens], tokenizer)
 
 
 def _seeded(blueprint: Blueprint, tokens: int) -> Prompt:
@@ -75,7 +75,7 @@ def _seeded(blueprint: Blueprint, tokens: int) -> Prompt:
     ids = torch.randint(blueprint.dims.vocab, (tokens,), generator=generator).tolist()
     if blueprint.tokenizer.add_bos and blueprint.tokenizer.bos_id is not None:
         ids[0] = blueprint.tokenizer.bos_id
-    return _prompt("seeded ids (there is no tokenizer)", ids, None)
+    return make_prompt("seeded ids (there is no tokenizer)", ids, None)
 
 
 def _text_or_file(prompt: str) -> str:
@@ -128,9 +128,9 @@ def _encode(blueprint: Blueprint, tokenizer: Tokenizer | None, prompt: str | lis
             raise UsageError(
                 "a prompt has ids outside the vocabulary", f"0 to {blueprint.dims.vocab - 1}", "Correct it."
             )
-        return _prompt("given ids", ids[:tokens], tokenizer)
+        return make_prompt("given ids", ids[:tokens], tokenizer)
     if not prompt:
-        return _prompt("", (), tokenizer)
+        return make_prompt("", (), tokenizer)
     if tokenizer is None:
         raise UsageError(
             "these weights come without a tokenizer, so text has no ids",
@@ -138,10 +138,11 @@ def _encode(blueprint: Blueprint, tokenizer: Tokenizer | None, prompt: str | lis
             "Leave --prompt out to run on seeded ids.",
         )
     ids = tokenizer.encode(prompt).ids
-    return _prompt(prompt[:60].replace("\n", " "), ids[:tokens], tokenizer)
+    return make_prompt(prompt[:60].replace("\n", " "), ids[:tokens], tokenizer)
 
 
-def _prompt(label: str, ids: Sequence[int], tokenizer: Tokenizer | None) -> Prompt:
+def make_prompt(label: str, ids: Sequence[int], tokenizer: Tokenizer | None) -> Prompt:
+    """A prompt of these ids, decoded one by one where there is a tokenizer."""
     decoded = tuple(tokenizer.decode([i], skip_special_tokens=False) for i in ids) if tokenizer else ()
     digest = hashlib.sha256(json.dumps(list(ids)).encode()).hexdigest()
     return Prompt(label=label, ids_sha256=digest, length=len(ids), ids=tuple(ids), tokens=decoded)

@@ -11,6 +11,7 @@ from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, S
 
 Limits = Mapping[str, tuple[float, float]]
 
+JUDGED_SELF_FED: tuple[StageName, ...] = ("semantics", "precision")
 THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
     "semantics": {"float32": {"rho": (4.0, 10.0)}},
     "precision": {
@@ -22,6 +23,12 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
         "bfloat16": {"rho_grad": (3.0, 6.0)},
         "float16": {"rho_grad": (3.0, 6.0)},
     },
+}
+# Of runs with a dump in them, for which golden is run on the dump's own hidden states: of one dump, whose sides are all
+# fed the same, and of two, whose errors are those of two inputs (benchmarks/results/self_fed.csv).
+SELF_FED: dict[bool, dict[StageName, dict[str, dict[str, tuple[float, float]]]]] = {
+    apart: {stage: {dtype: dict(limits) for dtype, limits in THRESHOLDS[stage].items()} for stage in JUDGED_SELF_FED}
+    for apart in (False, True)
 }
 # rho_grad: of clean ports the largest are 2.3 in float32 and 3.5 in bfloat16, both of norms of the real Gemma, whose
 # gradients hang on few numbers; 1.7 elsewhere (benchmarks/results/gradients.csv). A weight's gradient that is 1.01
@@ -79,6 +86,11 @@ def all_limits() -> dict[str, dict[str, tuple[float, float]]]:
         for dtype, limits in stage.items():
             found.setdefault(dtype, {}).update(limits)
     return found
+
+
+def self_fed_limits(stage: StageName, dtype: str, *, apart: bool) -> Limits:
+    """Of a run with a dump in it; `apart`: both sides are dumps."""
+    return SELF_FED[apart][stage][dtype]
 
 
 def judge(
