@@ -63,7 +63,7 @@ class CachedLane:
     def embed(self) -> Nodes:
         return self._recall("embed", self._ids_BT, lambda model: model.embed())
 
-    def layer(self, index: int, x_BTD: Tensor) -> Nodes:
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
         return self._recall(f"layers.{index}", x_BTD, lambda model: model.layer(index, x_BTD))
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:

@@ -20,7 +20,13 @@ class Lane(Protocol):
 
     def start(self, ids_BT: Tensor) -> None: ...
     def embed(self) -> Nodes: ...
-    def layer(self, index: int, x_BTD: Tensor) -> Nodes: ...
+
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
+        """The nodes of a layer.
+
+        Args:
+            routing_BTK: the experts that a port's tokens go to; golden's go where its reference sends them.
+        """
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:
         """The layer's resid_post alone."""
@@ -49,10 +55,12 @@ class PortLane:
         return nodes
 
     @torch.no_grad()
-    def layer(self, index: int, x_BTD: Tensor) -> Nodes:
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
         nodes: Nodes = {}
         with quick_matmul(self.dtype, self.device):
-            self.decoder.layer(index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__)
+            self.decoder.layer(
+                index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__, routing_BTK=routing_BTK
+            )
         return nodes
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:

@@ -145,12 +145,16 @@ def _check_ledger(build: Build) -> Check:
     """Every tensor of the checkpoint is used once or ignored by name: anything else has ended the run before this."""
     ledger = build.reader().ledger
     rows = [
-        (entry.source, name, " × ".join(map(str, entry.shape)) + (", transposed" if entry.transpose else ""))
+        (_named(entry.sources), name, " × ".join(map(str, entry.shape)) + (", transposed" if entry.transpose else ""))
         for name, entry in ledger.entries.items()
     ]
     rows += [(twin, f"equals {original}", "") for twin, original in ledger.twins]
     rows += [(name, "ignored", "") for name in ledger.ignored]
-    sources = len({entry.source for entry in ledger.entries.values()})
+    sources = len({source for entry in ledger.entries.values() for source in entry.sources})
     said = f"{sources} tensors fill {len(ledger.entries)} parameters, none missing, none left over"
     said += f", {len(ledger.ignored)} ignored by name" if ledger.ignored else ""
     return Check("weights.ledger", "PASS", said, ("tensor", "parameter", "shape"), tuple(rows))
+
+
+def _named(sources: tuple[str, ...]) -> str:
+    return sources[0] if len(sources) == 1 else f"{sources[0]} … {sources[-1]} ({len(sources)} stacked)"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from porter.models.modules import Linear, Normalize, make_branch
+from porter.models.modules import Linear, Normalize, Vector, make_norms, make_projections
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
 from porter.specs.schema import Block, Dims, Norm, WeightRule, Weights
@@ -29,8 +29,11 @@ class Attention(nn.Module):
         super().__init__()
         self.block, self.dims, self.ops = block, dims, ops
         self.qkv_rule = rules.block.get("attn.qkv")
-        for name, module in make_branch("attn", block, dims, rules, norm, ops):
+        for name, module in [
+            *make_norms("attn", block, dims, norm, ops), *make_projections("attn", block, dims, rules)
+        ]:  # fmt: skip
             self.add_module(name, module)
+        self.sinks = Vector(dims.heads) if block.attn.sinks else None
 
     def forward(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None, tap: Tap) -> Tensor:
         spec, rope = self.block.attn, self.block.rope
@@ -95,6 +98,8 @@ class Attention(nn.Module):
         if spec.softcap is not None:
             scores_BHTS = self.ops.softcap(scores_BHTS, spec.softcap)
         scores_BHTS = scores_BHTS + positions.mask(spec.window, scores_BHTS.dtype)
+        if self.sinks is not None and spec.sinks == "column":
+            return (_softmax_beside(scores_BHTS, self.sinks.weight).to(v_BHSK.dtype) @ v_BHSK).transpose(1, 2)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         weights_BHTS = F.softmax(scores_BHTS, dim=-1, dtype=wide).to(v_BHSK.dtype)
         return (weights_BHTS @ v_BHSK).transpose(1, 2)
@@ -109,6 +114,14 @@ def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:
     grouped = fused.view(*fused.shape[:-1], groups, -1, dims.head_dim)
     parts = dict(zip(rule.order, torch.split(grouped, [counts[part] for part in rule.order], dim=-2), strict=True))
     return [parts[name].flatten(-3, -2) for name in "qkv"]
+
+
+def _softmax_beside(scores_BHTS: Tensor, sinks_H: Tensor) -> Tensor:
+    """[B, H, T, S]: the softmax over the keys and a sink, without the sink's share, in the dtype of the scores."""
+    B, _, T, _ = scores_BHTS.shape
+    beside = torch.cat((scores_BHTS, sinks_H.view(1, -1, 1, 1).expand(B, -1, T, -1)), dim=-1)
+    beside = beside - beside.amax(-1, keepdim=True)
+    return F.softmax(beside, dim=-1, dtype=beside.dtype)[..., :-1]
 
 
 def _repeat_heads(x_BGSK: Tensor, times: int) -> Tensor:

@@ -103,7 +103,9 @@ class Streamed:
         return {name: self._read(prefix + name) for name, _ in unit.named_parameters() if name not in besides}
 
     def _read(self, parameter: str) -> Tensor:
-        return self.reader.read(self._source(parameter), self.dtype, self.device)
+        narrow = self.dtype.itemsize < torch.float32.itemsize
+        dtype = torch.float32 if narrow and self.blueprint.stays_fp32(parameter) else self.dtype
+        return self.reader.read(self._source(parameter), dtype, self.device)
 
     def _source(self, parameter: str) -> str:
         return "embed.weight" if parameter == "head.weight" and self.blueprint.head.tied else parameter
@@ -170,11 +172,21 @@ class Decoder(nn.Module):
         return unit(at_BT, positions, tap)  # type: ignore[no-any-return]
 
     def layer(
-        self, index: int, x_BTD: Tensor, positions: Positions, cache: Cache | None = None, tap: Tap = no_tap
+        self,
+        index: int,
+        x_BTD: Tensor,
+        positions: Positions,
+        cache: Cache | None = None,
+        tap: Tap = no_tap,
+        routing_BTK: Tensor | None = None,
     ) -> Tensor:
-        """[B, T, D], the residual stream after one layer; taps attn.norm … resid_post."""
+        """[B, T, D], the residual stream after one layer; taps attn.norm … resid_post.
+
+        Args:
+            routing_BTK: the experts that tokens go to, int64; None: those that the router chooses.
+        """
         held = cache.layers[index] if cache else None
-        return self.loader.layer(index)(x_BTD, positions, held, tap)  # type: ignore[no-any-return]
+        return self.loader.layer(index)(x_BTD, positions, held, tap, routing_BTK)  # type: ignore[no-any-return]
 
     def head(self, x_BTD: Tensor, tap: Tap = no_tap) -> Tensor:
         """[B, T, V]; taps final.norm and logits."""

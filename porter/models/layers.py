@@ -5,49 +5,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from porter.models.attention import Attention, Tap
-from porter.models.modules import Linear, Normalize, Table, make_branch
+from porter.models.mlp import Mlp
+from porter.models.modules import Linear, Normalize, Table
+from porter.models.moe import Moe
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
 from porter.specs.blueprint import Blueprint
-from porter.specs.schema import Block, Dims, Norm, Weights
 
 
 def no_tap(name: str, value: Tensor) -> None:
     """Reports nothing."""
-
-
-class Mlp(nn.Module):
-    """The feed-forward branch."""
-
-    gate: Linear
-    up: Linear
-    gate_up: Linear
-    down: Linear
-
-    def __init__(self, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops) -> None:
-        super().__init__()
-        self.spec, self.ops = block.mlp, ops
-        self.gate_up_rule = rules.block.get("mlp.gate_up") if block.mlp.gated else None
-        for name, module in make_branch("mlp", block, dims, rules, norm, ops):
-            self.add_module(name, module)
-
-    def forward(self, x_BTD: Tensor, tap: Tap) -> Tensor:
-        if not self.spec.gated:
-            up_BTF: Tensor = self.up(x_BTD)
-            tap("mlp.up", up_BTF)
-            act_BTF = self.ops.activation(up_BTF, self.spec.act)
-        else:
-            if self.gate_up_rule is None:
-                gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
-            else:
-                parts = dict(zip(self.gate_up_rule.order, self.gate_up(x_BTD).chunk(2, dim=-1), strict=True))
-                gate_BTF, up_BTF = parts["gate"], parts["up"]
-            tap("mlp.gate", gate_BTF)
-            tap("mlp.up", up_BTF)
-            act_BTF = self.ops.glu(gate_BTF, up_BTF, self.spec.act)
-        tap("mlp.act", act_BTF)
-        out_BTD: Tensor = self.down(act_BTF)
-        return out_BTD
 
 
 class Layer(nn.Module):
@@ -57,10 +24,16 @@ class Layer(nn.Module):
         super().__init__()
         self.block = block = blueprint.blocks[index]
         self.attn = Attention(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
-        self.mlp = Mlp(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
+        self.mlp = Mlp("mlp", block, blueprint.dims, blueprint.weights, ops, blueprint.norm)
+        self.moe = Moe(block, blueprint.dims, blueprint.weights, ops) if block.moe else None
 
     def forward(
-        self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None = None, tap: Tap = no_tap
+        self,
+        x_BTD: Tensor,
+        positions: Positions,
+        cache: LayerCache | None = None,
+        tap: Tap = no_tap,
+        routing_BTK: Tensor | None = None,
     ) -> Tensor:
         block, scale = self.block, self.block.residual_scale
         normed_BTD = self._pre(self.attn, "attn.norm", x_BTD, tap) if block.attn.pre_norm else x_BTD
@@ -75,8 +48,7 @@ class Layer(nn.Module):
             tap("resid_mid", x_BTD)
         if block.mlp.pre_norm is True:
             into_BTD = self._pre(self.mlp, "mlp.norm", into_BTD, tap)
-        mlp_BTD = self.mlp(into_BTD, tap)
-        tap("mlp.out", mlp_BTD)
+        mlp_BTD: Tensor = self.mlp(into_BTD, tap) if self.moe is None else self.moe(into_BTD, tap, routing_BTK)
         mlp_BTD = self._post(self.mlp, "mlp.post_norm", mlp_BTD, tap) if block.mlp.post_norm else mlp_BTD
         mlp_BTD = mlp_BTD if scale == 1.0 else mlp_BTD * scale
         if block.topology == "sequential":

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from porter.models.ops import Ops
 from porter.specs.blueprint import norms, projections
-from porter.specs.schema import Block, Dims, Norm, Weights
+from porter.specs.schema import Block, Dims, Norm, WeightRule, Weights
 
 
 class Linear(nn.Module):
@@ -61,15 +61,34 @@ class Table(nn.Module):
         self.weight = nn.Parameter(torch.empty(rows, width))
 
 
-def make_branch(
-    scope: str, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops
-) -> list[tuple[str, nn.Module]]:
-    """The norms and projections of one branch, by their names below `scope`."""
-    found: list[tuple[str, nn.Module]] = []
-    for name, (spec, width) in norms(block, norm, dims).items():
-        if name.startswith(scope):
-            found.append((name.removeprefix(f"{scope}."), Normalize(spec, width, ops)))
-    for name, (out, into, bias) in projections(block, dims, rules).items():
-        if name.startswith(scope):
-            found.append((name.removeprefix(f"{scope}."), Linear(out, into, bias, rules.block[name].transpose)))
-    return found
+class Vector(nn.Module):
+    """One number for each head or expert."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count))
+
+
+def make_norms(scope: str, block: Block, dims: Dims, norm: Norm, ops: Ops) -> list[tuple[str, nn.Module]]:
+    """The norms of one branch, by their names below `scope`."""
+    return [
+        (name.removeprefix(f"{scope}."), Normalize(spec, width, ops))
+        for name, (spec, width) in norms(block, norm, dims).items()
+        if name.startswith(f"{scope}.")
+    ]
+
+
+def make_projections(scope: str, block: Block, dims: Dims, rules: Weights) -> list[tuple[str, nn.Module]]:
+    """The projections of one branch, by their names below `scope`."""
+    return [
+        (name.removeprefix(f"{scope}."), Linear(out, into, bias, rules.block[name].transpose))
+        for name, (out, into, bias) in projections(block, dims, rules).items()
+        if name.startswith(f"{scope}.")
+    ]
+
+
+def split_gate_up(fused: Tensor, rule: WeightRule) -> tuple[Tensor, Tensor]:
+    """gate and up of a fused projection's output [..., 2 * F], views of it: halves, or every other column."""
+    halves = (fused[..., 0::2], fused[..., 1::2]) if rule.groups == "rows" else fused.chunk(2, dim=-1)
+    parts = dict(zip(rule.order, halves, strict=True))
+    return parts["gate"], parts["up"]

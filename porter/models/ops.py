@@ -5,7 +5,7 @@ This is the only place where porter chooses between the two.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -15,6 +15,21 @@ from porter_kernels import use_interpreter_on_cpu
 OpsName = Literal["reference", "triton"]
 
 
+class Glu(Protocol):
+    """act(gate) * (up + up_offset); see porter_kernels.glu."""
+
+    def __call__(
+        self,
+        gate: Tensor,
+        up: Tensor,
+        *,
+        act: str,
+        alpha: float | None = None,
+        limit: float | None = None,
+        up_offset: float = 0.0,
+    ) -> Tensor: ...
+
+
 @dataclass(frozen=True)
 class Ops:
     """The choice; each takes what the spec says and ignores what does not concern it."""
@@ -22,7 +37,7 @@ class Ops:
     name: OpsName
     norm: Callable[[Tensor, Tensor | None, Tensor | None, Norm], Tensor]
     rope: Callable[[Tensor, Tensor, Tensor, Tensor, Rope], tuple[Tensor, Tensor]]
-    glu: Callable[[Tensor, Tensor, str], Tensor]
+    glu: Glu
     activation: Callable[[Tensor, str], Tensor]
     softcap: Callable[[Tensor, float], Tensor]
 
@@ -53,7 +68,7 @@ def _reference_ops() -> Ops:
         rope=lambda q, k, cos, sin, spec: rope_reference(
             q, k, cos, sin, style=spec.style, apply_dtype=spec.apply_dtype
         ),
-        glu=lambda gate, up, act: glu_reference(gate, up, act=act),
+        glu=glu_reference,
         activation=lambda x, act: activation_reference(x, act=act),
         softcap=softcap_reference,
     )
@@ -76,7 +91,7 @@ def _triton_ops() -> Ops:
         name="triton",
         norm=norm,
         rope=lambda q, k, cos, sin, spec: rope(q, k, cos, sin, style=spec.style),
-        glu=lambda gate, up, act: glu(gate, up, act=act),
+        glu=glu,
         activation=lambda x, act: activation(x, act=act),
         softcap=softcap,
     )

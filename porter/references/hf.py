@@ -17,11 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from porter.errors import ComparisonError
 from porter.models.matmul import quick_matmul
+from porter.models.moe import CHOICE, TAKEN
 from porter.references.float64 import Float64
 from porter.references.hollow import aligned, check_keys, open_hollow
 from porter.references.hooks import hooks_of_head, hooks_of_layer, modules_by_path
 from porter.references.quiet import quiet_transformers
 from porter.references.recording import RECORDING, hooked, uses_registry
+from porter.references.routing import Routed, Routing
 from porter.references.units import Loaded, Places, Weights, Widened, fill_on_demand
 from porter.specs.axes import first_of_each_kind
 from porter.specs.blueprint import Blueprint
@@ -78,6 +80,8 @@ class HfReference:
             self.weights = Widened(places, rounded.weights)
         fill_on_demand(self.layers, places, self.weights)
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+        self.chosen: list[Tensor] = []  # by the router of the layer last called, and what it was made to take
+        self.taken: list[Tensor] = []
         self._ids_BT = torch.empty(1, 0, dtype=torch.long)
         modules = modules_by_path(self.model, blueprint)
         self.hooks = [hooks_of_layer(modules, blueprint, i) for i in range(len(self.layers))]
@@ -85,6 +89,7 @@ class HfReference:
         self.records_attention = uses_registry(self.model)
         self._embedded = torch.empty(0)
         self._tuples = False
+        self._rounded = rounded
         if rounded is None:
             self._probe()
         else:
@@ -100,6 +105,8 @@ class HfReference:
         self._ids_BT = ids_BT.to(self.device)
         with self.running():
             self._embedded = self.call_embedding()
+        if self._rounded is not None and any(block.moe for block in self.blueprint.blocks):
+            self._rounded.start(ids_BT)  # whose routing is taken
 
     def call_embedding(self) -> Tensor:
         """[B, T, D], what HF gives its first layer; called within `running`, and records what it passes to each."""
@@ -118,11 +125,14 @@ class HfReference:
         """embed.out, [B, T, D]: what HF gives its first layer."""
         return {"embed.out": self._embedded}
 
-    def layer(self, index: int, x_BTD: Tensor) -> Nodes:
-        """The nodes of one layer fed `x_BTD`: attn.norm … resid_post."""
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
+        """The nodes of one layer fed `x_BTD`: attn.norm … resid_post, and of one with experts the routing."""
         nodes: Nodes = {}
         with self.running(), hooked(self.hooks[index], nodes):
             nodes["resid_post"] = self.call_layer(index, x_BTD)
+        for name, choices in ((CHOICE, self.chosen), (TAKEN, self.taken)):
+            if choices:
+                nodes[name] = choices[-1][None]
         return nodes
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:
@@ -130,11 +140,28 @@ class HfReference:
         return self.layer(index, x_BTD)["resid_post"]
 
     def call_layer(self, index: int, x_BTD: Tensor) -> Tensor:
-        """[B, T, D], the output of one layer, given what HF passes it for the prompt; called within `running`."""
+        """[B, T, D], the output of one layer, given what HF passes it for the prompt; called within `running`.
+
+        Golden's tokens go to the experts that the reference of its dtype would send them to.
+        """
         args, kwargs = self._calls[index]
-        out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
+        pinned = self._rounded.route(index, x_BTD) if self._rounded is not None else []
+        with Routing(pinned) as routing:
+            out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
+        self.chosen, self.taken = routing.own, pinned or routing.own
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
+
+    def route(self, index: int, x_BTD: Tensor) -> list[Tensor]:
+        """What a layer's router chooses, fed `x_BTD`: groups where it has any, and experts; of no router nothing."""
+        moe = self.blueprint.blocks[index].moe
+        if moe is None:
+            return []
+        args, kwargs = self._calls[index]
+        routing = Routing(stop_after=1 if moe.router.groups is None else 2)
+        with torch._C.DisableTorchFunction(), self.running(), suppress(Routed), routing:
+            self.layers[index](x_BTD.to(self.device, self.dtype), *args, **kwargs)
+        return routing.own
 
     def head(self, x_BTD: Tensor) -> Nodes:
         """final.norm and logits [B, t, V] of any t positions of the last layer's output."""
@@ -249,7 +276,8 @@ def load_pinned(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
     """
     with quiet_transformers():
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", local_files_only=True, output_loading_info=True,
+            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager",
+            local_files_only=True, output_loading_info=True,
             ignore_mismatched_sizes=True,
         )  # fmt: skip
     model, info = loaded

@@ -84,7 +84,7 @@ def open_hollow(
             raise PreflightError(wrong, "a config that its own reference can read", fix) from error
         model, info = kind.from_pretrained(
             None, config=config, state_dict=slices, dtype=dtype, attn_implementation="eager",
-            output_loading_info=True, ignore_mismatched_sizes=True,
+            experts_implementation="eager", output_loading_info=True, ignore_mismatched_sizes=True,
         )  # fmt: skip
     check_keys(model, info)
     for module in model.modules():

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from porter.models.attention import split_qkv
+from porter.models.modules import split_gate_up
 from porter.specs.blueprint import Blueprint, norms, projections
 from porter.specs.ledger import rule_for, without_prefix
 
@@ -19,18 +20,23 @@ Modules = Mapping[str, nn.Module]
 
 @dataclass(frozen=True)
 class Hook:
-    """Notes a module's first input, or its output, as one or more nodes."""
+    """Notes a module's input, or its output, as one or more nodes.
+
+    Attributes:
+        argument: which of the inputs.
+    """
 
     module: nn.Module
     of_input: bool
     split: Split
+    argument: int = 0
 
     def attach(self, note: Note) -> RemovableHandle:
         def see(value: Any) -> None:
             note(value[0] if isinstance(value, tuple) else value, self.split)
 
         if self.of_input:
-            return self.module.register_forward_pre_hook(lambda _module, args: see(args))
+            return self.module.register_forward_pre_hook(lambda _module, args: see(args[self.argument]))
         return self.module.register_forward_hook(lambda _module, _args, out: see(out))
 
 
@@ -46,7 +52,25 @@ def hooks_of_layer(modules: Modules, blueprint: Blueprint, layer: int) -> list[H
         module = _find(modules, blueprint, f"layers.{layer}.{name}")
         if module is not None:
             hooks.append(Hook(module, of_input, split))
-    return hooks
+    return [*hooks, *_hooks_of_experts(modules, blueprint, layer)]
+
+
+def _hooks_of_experts(modules: Modules, blueprint: Blueprint, layer: int) -> list[Hook]:
+    """On HF's module of all experts, which is given the tokens, their experts, and the weights of these."""
+    if blueprint.blocks[layer].moe is None:
+        return []
+    rule, prefix = rule_for(blueprint, f"layers.{layer}.moe.down")
+    for source in rule.src:
+        before, found, _ = source.partition("experts")
+        module = modules.get(without_prefix(blueprint, prefix + before + found)) if found else None
+        if module is not None:
+            return [Hook(module, True, _tokens("moe.topk"), argument=2), Hook(module, False, _tokens("moe.out"))]
+    return []
+
+
+def _tokens(node: str) -> Split:
+    """A value of [N, …], as HF's modules within a mixture have it, or [1, N, …]."""
+    return lambda value: {node: value.view(1, -1, value.shape[-1])}
 
 
 def hooks_of_head(modules: Modules, blueprint: Blueprint) -> list[Hook]:
@@ -72,9 +96,12 @@ def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]
     for name in projections(block, blueprint.dims, blueprint.weights):
         yield name, False, _output(name, blueprint)
     yield "attn.o", True, _named("attn.ctx")
-    yield "mlp.down", True, _named("mlp.act")
-    if block.topology == "sequential":
-        entry = next(n for n in ("mlp.norm", "mlp.gate_up", "mlp.gate", "mlp.up") if _has(blueprint, layer, n))
+    for scope in ("mlp", "moe.shared"):
+        if _has(blueprint, layer, f"{scope}.down"):
+            yield f"{scope}.down", True, (_tokens if scope == "moe.shared" else _named)(f"{scope}.act")
+    entries = ("mlp.norm", "mlp.gate_up", "mlp.gate", "mlp.up", "moe.router")
+    entry = next(name for name in entries if _has(blueprint, layer, name))
+    if block.topology == "sequential" and entry != "moe.router":  # whose input HF flattens
         yield entry, True, _named("resid_mid")
 
 
@@ -94,14 +121,20 @@ def _output(name: str, blueprint: Blueprint) -> Split:
     if name == "attn.qkv":
         rule = blueprint.weights.block[name]
         return lambda value: dict(zip(("attn.q", "attn.k", "attn.v"), split_qkv(value, dims, rule), strict=True))
-    if name == "mlp.gate_up":
-        order = blueprint.weights.block[name].order
+    if name.endswith(".gate_up"):
+        rule, scope = blueprint.weights.block[name], name.removesuffix(".gate_up")
+        rename = _tokens if scope.startswith("moe") else _named
+        parts = (rename(f"{scope}.gate"), rename(f"{scope}.up"))
         return lambda value: {
-            f"mlp.{part}": each for part, each in zip(order, value.chunk(len(order), dim=-1), strict=True)
+            name: each
+            for part, half in zip(parts, split_gate_up(value, rule), strict=True)
+            for name, each in part(half).items()
         }
     if name in {"attn.q", "attn.k", "attn.v"}:
         return lambda value: {name: value.view(*value.shape[:-1], -1, dims.head_dim)}
-    return _named({"attn.o": "attn.out", "mlp.down": "mlp.out"}.get(name, name))
+    scope, _, part = name.rpartition(".")
+    node = f"{scope}.out" if part in ("o", "down") else name
+    return _tokens(node) if scope.startswith("moe") else _named(node)
 
 
 def _heads(name: str, blueprint: Blueprint) -> Split:

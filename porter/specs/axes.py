@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from porter.specs.blueprint import Blueprint
-from porter.specs.schema import Block, Strict
+from porter.specs.kinds import Strict
+from porter.specs.schema import Block
 
 _SWAPS: dict[str, dict[Any, Any]] = {
     "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "silu": "gelu", "relu": "relu2",

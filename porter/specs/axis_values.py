@@ -9,10 +9,11 @@ from pydantic.fields import FieldInfo
 
 from porter.specs.document import Document, Pattern
 from porter.specs.keys import is_model, members
+from porter.specs.kinds import Strict
 from porter.specs.messages import allowed
 from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
-from porter.specs.schema import Block, Strict, WeightRule
+from porter.specs.schema import Block, WeightRule
 from porter.specs.tree import Map
 
 

@@ -8,7 +8,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from porter.specs.schema import Block, Dims, Embed, Head, Norm, Strict, Tokenizer, Weights
+from porter.specs.kinds import Strict
+from porter.specs.moe import Moe
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer, Weights
 
 
 class Blueprint(Strict):
@@ -38,6 +40,11 @@ class Blueprint(Strict):
         """Every parameter by name, in the order of the forward pass."""
         return {parameter.name: parameter for parameter in _parameters(self)}
 
+    def stays_fp32(self, parameter: str) -> bool:
+        """Whether a parameter is float32 in a narrower model, too."""
+        module = parameter.rpartition(".")[0]
+        return (module.split(".", 2)[2] if module.startswith("layers.") else module) in self.weights.keep_fp32
+
     @property
     def num_parameters(self) -> int:
         """Elements over all parameters; a tied head counts once, with the embedding."""
@@ -46,11 +53,11 @@ class Blueprint(Strict):
 
 @dataclass(frozen=True)
 class Parameter:
-    """A tensor of the model: `layers.3.attn.q.weight`; linear weights are [out, in]."""
+    """A tensor of the model: `layers.3.attn.q.weight`; linear weights are [out, in], those of experts [E, out, in]."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # embedding, linear, norm, bias
+    kind: str  # embedding, linear, norm, bias, correction
 
     @property
     def num_elements(self) -> int:
@@ -78,6 +85,8 @@ def projections(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int
             "attn.v": (kv_width, dims.hidden, attn.bias_qkv),
         }
     maps["attn.o"] = (dims.hidden, width, attn.bias_o)
+    if block.moe is not None:
+        return {**maps, **_projections_beside_experts(block.moe, dims, rules)}
     if mlp.gated and "mlp.gate_up" in rules.block:
         maps["mlp.gate_up"] = (2 * dims.ffn, dims.hidden, mlp.bias)
     else:
@@ -86,6 +95,42 @@ def projections(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int
         maps["mlp.up"] = (dims.ffn, dims.hidden, mlp.bias)
     maps["mlp.down"] = (dims.hidden, dims.ffn, mlp.bias)
     return maps
+
+
+def _projections_beside_experts(moe: Moe, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, bool]]:
+    maps = {"moe.router": (moe.experts, dims.hidden, moe.router.bias)}
+    if moe.shared is None:
+        return maps
+    if "moe.shared.gate_up" in rules.block:
+        maps["moe.shared.gate_up"] = (2 * moe.shared.ffn, dims.hidden, False)
+    else:
+        maps["moe.shared.gate"] = maps["moe.shared.up"] = (moe.shared.ffn, dims.hidden, False)
+    maps["moe.shared.down"] = (dims.hidden, moe.shared.ffn, False)
+    if moe.shared.gate == "sigmoid":
+        maps["moe.shared_gate"] = (1, dims.hidden, False)
+    return maps
+
+
+def experts(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, int, bool]]:
+    """The stacked linear maps of a layer's experts: name -> (experts, out, in, bias)."""
+    moe = block.moe
+    if moe is None:
+        return {}
+    maps = {"moe.gate_up": (moe.experts, 2 * moe.ffn, dims.hidden, moe.bias)}
+    if "moe.gate_up" not in rules.block:
+        maps = dict.fromkeys(("moe.gate", "moe.up"), (moe.experts, moe.ffn, dims.hidden, moe.bias))
+    maps["moe.down"] = (moe.experts, dims.hidden, moe.ffn, moe.bias)
+    return maps
+
+
+def vectors(block: Block, dims: Dims) -> dict[str, tuple[int, str]]:
+    """Other tensors of a layer, one number for each head or expert: name -> (how many, kind)."""
+    found = {}
+    if block.attn.sinks is not None:
+        found["attn.sinks"] = (dims.heads, "bias")
+    if block.moe is not None and block.moe.router.correction:
+        found["moe.correction"] = (block.moe.experts, "correction")
+    return found
 
 
 def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, int]]:
@@ -121,6 +166,12 @@ def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
             yield Parameter(f"layers.{i}.{name}.weight", (out, into), "linear")
             if bias:
                 yield Parameter(f"layers.{i}.{name}.bias", (out,), "bias")
+        for name, (count, out, into, bias) in experts(block, dims, blueprint.weights).items():
+            yield Parameter(f"layers.{i}.{name}.weight", (count, out, into), "linear")
+            if bias:
+                yield Parameter(f"layers.{i}.{name}.bias", (count, out), "bias")
+        for name, (count, kind) in vectors(block, dims).items():
+            yield Parameter(f"layers.{i}.{name}.weight", (count,), kind)
     if blueprint.final_norm:
         yield from _norm_parameters("final_norm", norm, dims.hidden)
     if not blueprint.head.tied:

@@ -75,7 +75,7 @@ def _check_sources(family: Family, blueprint: Blueprint) -> None:
     for parameter in blueprint.parameters().values():
         _, prefix = rule_for(blueprint, parameter.module)
         section, key = ("block", parameter.module.split(".", 2)[2]) if prefix else ("globals", parameter.module)
-        called, source = f"weights.{section}.{key}", sources(blueprint, parameter)[0]
+        called, source = f"weights.{section}.{key}", sources(blueprint, parameter)[0][0]
         if seen.setdefault(source, called) != called:
             raise SpecError(
                 f"{locate(family.tree, ('weights', section, key))}: {called} reads {source}, as {seen[source]} does",

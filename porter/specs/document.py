@@ -4,7 +4,8 @@ from typing import Any
 
 from pydantic import Field
 
-from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Strict, Tokenizer, Weights
+from porter.specs.kinds import Strict
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Tokenizer, Weights
 
 
 class Pattern(Strict):
@@ -44,6 +45,9 @@ RULES = {
     "globals": ("embed", "pos", "embed_norm", "final_norm", "head"),
     "block": (
         "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm", "attn.post_norm",
+        "attn.sinks",
         "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.post_norm",
+        "moe.router", "moe.correction", "moe.gate", "moe.up", "moe.gate_up", "moe.down",
+        "moe.shared.gate", "moe.shared.up", "moe.shared.gate_up", "moe.shared.down", "moe.shared_gate",
     ),
 }  # fmt: skip

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from porter.specs.document import EVALUATED, RULES, Document
-from porter.specs.schema import HF_ACTIVATIONS
+from porter.specs.kinds import HF_ACTIVATIONS
 from porter.specs.tree import spec_folder
 
 FILE = "schema.json"
@@ -15,7 +15,7 @@ _EXPRESSION = {"$ref": "#/$defs/Expression"}
 _GUARD = {"description": "The map is null where this is false.", "anyOf": [{"type": "boolean"}, _EXPRESSION]}
 _REPLACE = {"type": "boolean", "description": "true: this map replaces the parent's, it is not merged onto it."}
 _VALUES = {"Weights", "WeightRule", "Size"}  # hold no expressions
-_GUARDED = {"Rope", "QKNorm", "RopeScaling"}  # maps that may be null
+_GUARDED = {"Rope", "QKNorm", "RopeScaling", "Moe", "Shared", "Groups"}  # maps that may be null
 
 
 def make_schema() -> dict[str, Any]:
@@ -27,7 +27,8 @@ def make_schema() -> dict[str, Any]:
         if name in _GUARDED:
             parts[name]["properties"]["_if"] = _GUARD
     parts["WeightRule"] = _weight_rule(parts["WeightRule"])
-    parts["Mlp"]["properties"]["act"]["anyOf"][0]["enum"] += sorted(HF_ACTIVATIONS)
+    for name in ("Mlp", "Moe"):
+        parts[name]["properties"]["act"]["anyOf"][0]["enum"] += sorted(HF_ACTIVATIONS)
     parts["Tokenizer"]["properties"]["eos_ids"]["anyOf"].append({"type": "integer"})
     parts["RopeScaling"]["additionalProperties"] = True  # HF's map, rope_theta and type in it
     parts["Pattern"]["properties"]["by"]["anyOf"] = [_EXPRESSION, {"type": "array", "items": {"type": "string"}}]
@@ -72,7 +73,7 @@ def _weight_rule(rule: dict[str, Any]) -> dict[str, Any]:
     source = rule["properties"]["src"]
     rule["properties"]["src"] = {"description": source["description"], "anyOf": [path, paths]}
     groups = rule["properties"]["groups"]
-    rule["properties"]["groups"] = {"description": groups["description"], "enum": ["1", "heads", "kv_heads", 1]}
+    rule["properties"]["groups"] = {"description": groups["description"], "enum": ["1", "heads", "kv_heads", "rows", 1]}
     null = {"type": "null", "description": "Takes the parent's rule away."}
     return {"description": rule["description"], "anyOf": [path, paths, rule, null]}
 

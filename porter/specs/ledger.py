@@ -2,10 +2,10 @@
 
 A rule names a source module; a parameter `layers.3.attn.q.weight` under the rule `attn.q: self_attn.q_proj` and the
 prefix `model.layers.{i}` is read from `model.layers.3.self_attn.q_proj.weight`. Prefixes in `strip` may be there or
-not.
+not. A parameter of many experts may be made of a tensor for each, stacked; they are used once, too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -18,20 +18,36 @@ _SHOWN = 5
 
 @dataclass(frozen=True)
 class Entry:
-    """A parameter and the checkpoint tensor that fills it.
+    """A parameter and the checkpoint tensors that fill it: one, or several of one shape that are stacked in order.
 
     Attributes:
-        shape: of the checkpoint's tensor; the parameter's, turned round where the rule transposes.
+        flat: the checkpoint has the first two axes as one.
     """
 
     parameter: Parameter
-    source: str
+    sources: tuple[str, ...]
     transpose: bool
+    flat: bool = False
+
+    @property
+    def source(self) -> str:
+        """The tensor; of several, the first."""
+        return self.sources[0]
+
+    @property
+    def stored(self) -> tuple[int, ...]:
+        """The parameter's shape as the model holds it: turned round where the rule transposes."""
+        *outer, out, into = (1, *self.parameter.shape)
+        turned = (*outer, into, out) if self.transpose and len(self.parameter.shape) > 1 else (*outer, out, into)
+        return turned[1:]
 
     @property
     def shape(self) -> tuple[int, ...]:
-        shape = self.parameter.shape
-        return shape[::-1] if self.transpose and len(shape) == 2 else shape
+        """Of each of the checkpoint's tensors."""
+        first, *rest = self.stored
+        if len(self.sources) > 1:
+            return tuple(rest) if len(self.sources) == first else (rest[0] * first // len(self.sources), *rest[1:])
+        return (first * rest[0], *rest[1:]) if self.flat else self.stored
 
 
 @dataclass(frozen=True)
@@ -64,11 +80,25 @@ def rule_for(blueprint: Blueprint, module: str) -> tuple[WeightRule, str]:
     return table[key], prefix
 
 
-def sources(blueprint: Blueprint, parameter: Parameter) -> list[str]:
-    """The checkpoint names a parameter may have, the preferred one first."""
+def sources(blueprint: Blueprint, parameter: Parameter) -> list[tuple[str, ...]]:
+    """The checkpoint names a parameter may have, the preferred first; each of one tensor, or of those to be stacked."""
     rule, prefix = rule_for(blueprint, parameter.module)
     suffix = parameter.name.rpartition(".")[2]
-    return [f"{prefix}{source}.{suffix}" for source in rule.src]
+    return [tuple(prefix + _tensor(each, suffix) for each in _expand(rule, source, parameter)) for source in rule.src]
+
+
+def _expand(rule: WeightRule, source: str, parameter: Parameter) -> Iterator[str]:
+    """A source for each expert or head, and for each part of a fused projection that is stored in parts."""
+    stacked = "{e}" in source or "{h}" in source
+    for index in range(parameter.shape[0]) if stacked else (0,):
+        one = source.replace("{e}", str(index)).replace("{h}", str(index))
+        yield from (one.replace("{part}", part) for part in rule.parts.values()) if "{part}" in one else (one,)
+
+
+def _tensor(source: str, suffix: str) -> str:
+    if source.endswith("!"):
+        return source[:-1] if suffix == "weight" else f"{source[:-1]}_{suffix}"
+    return f"{source}.{suffix}"
 
 
 def layout(blueprint: Blueprint) -> dict[str, Entry]:
@@ -76,7 +106,7 @@ def layout(blueprint: Blueprint) -> dict[str, Entry]:
     entries = {}
     for parameter in blueprint.parameters().values():
         rule, _ = rule_for(blueprint, parameter.module)
-        entries[parameter.name] = Entry(parameter, sources(blueprint, parameter)[0], rule.transpose)
+        entries[parameter.name] = Entry(parameter, sources(blueprint, parameter)[0], rule.transpose, rule.flat)
     return entries
 
 
@@ -89,7 +119,8 @@ def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) 
     found = _match(blueprint, available)
     _check(found.missing, found.left_over, available)
     for entry in found.ledger.entries.values():
-        _check_shape(entry, available[entry.source])
+        for source in entry.sources:
+            _check_shape(entry, source, available[source])
     return found.ledger
 
 
@@ -101,7 +132,8 @@ def misfits(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> t
         WeightError: a tensor lies there twice, with and without a prefix.
     """
     found = _match(blueprint, available)
-    shapes = [entry.source for entry in found.ledger.entries.values() if available[entry.source] != entry.shape]
+    entries = found.ledger.entries.values()
+    shapes = [name for entry in entries for name in entry.sources if available[name] != entry.shape]
     return (*found.missing, *found.left_over, *shapes)
 
 
@@ -121,13 +153,18 @@ def _match(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> _M
     for parameter in blueprint.parameters().values():
         rule, _ = rule_for(blueprint, parameter.module)
         names = sources(blueprint, parameter)
-        found = [present[bare] for name in names if (bare := without_prefix(blueprint, name)) in present]
-        if found:
-            entries[parameter.name] = Entry(parameter, found[0], rule.transpose)
+        found = [[present.get(without_prefix(blueprint, each)) for each in name] for name in names]
+        best = max(found, key=lambda each: sum(name is not None for name in each) / len(each))
+        complete = tuple(name for name in best if name is not None)
+        if len(complete) == len(best):
+            entries[parameter.name] = Entry(parameter, complete, rule.transpose, rule.flat)
+        elif complete:
+            lacking = names[found.index(best)][best.index(None)]
+            missing.append(f"{parameter.name} (as {lacking})")
         else:
-            missing.append(f"{parameter.name} (as {' or '.join(names)})")
+            missing.append(f"{parameter.name} (as {' or '.join(name[0] for name in names)})")
     twins = _twins(blueprint, present, entries)
-    used = {entry.source for entry in entries.values()} | {twin for twin, _ in twins}
+    used = {name for entry in entries.values() for name in entry.sources} | {twin for twin, _ in twins}
     ignored = tuple(n for n in available if n not in used and _is_ignored(blueprint, n))
     left_over = [name for name in available if name not in used and name not in ignored]
     return _Match(Ledger(entries, ignored, twins), missing, left_over)
@@ -184,10 +221,10 @@ def _check(missing: list[str], left_over: list[str], available: Iterable[str]) -
         )
 
 
-def _check_shape(entry: Entry, shape: tuple[int, ...]) -> None:
+def _check_shape(entry: Entry, source: str, shape: tuple[int, ...]) -> None:
     if shape != entry.shape:
         raise WeightError(
-            f"{entry.source} has shape {list(shape)}",
+            f"{source} has shape {list(shape)}",
             f"{list(entry.shape)}, from the dims of the config ({entry.parameter.name})",
             "Check config.json against the checkpoint, or `transpose` of its rule.",
         )

@@ -19,7 +19,7 @@ from porter.specs.tree import Map, Where, leaves
 
 _LAYER = re.compile(r"layers\[(\d+)\]\.(.+)")
 # Of a rule, what changes numbers; where tensors lie, the ledger checks.
-RULE_FIELDS = {"attn.qkv": ("order", "groups"), "mlp.gate_up": ("order",)}
+RULE_FIELDS = {"attn.qkv": ("order", "groups"), "mlp.gate_up": ("order",), "moe.shared.gate_up": ("order",)}
 SECTIONS = ("dims", "embed", "norm", "block", "final_norm", "head", "tokenizer")
 
 
@@ -63,7 +63,7 @@ def axis_paths(tree: Map) -> list[str]:
     set_by_patterns = (path for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] and path[-1] != "_if")
     paths += [".".join(path) for path in set_by_patterns]
     fused = [name for name, rule in tree["weights"]["block"].items() if isinstance(rule, Map) and "order" in rule]
-    return paths + [f"weights.block.{name}.{field}" for name in fused for field in RULE_FIELDS[name]]
+    return paths + [f"weights.block.{name}.{field}" for name in fused for field in RULE_FIELDS.get(name, ())]
 
 
 def keys_of(path: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Spec and config in, blueprint out: defaults filled, overrides applied, expressions evaluated, layers expanded."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from porter.specs.family import Family
 from porter.specs.keys import shown
 from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
 from porter.specs.overrides import Override, apply_overrides, change_layers
-from porter.specs.schema import Dims, Embed, Head, Norm, Tokenizer, Weights
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer, Weights
 from porter.specs.tree import Map, locate
 from porter.specs.values import evaluate_map, validate, value_of
 
@@ -96,6 +96,7 @@ def _resolve(
     _check_requirements(tree, names)
     norm = validate(Norm, evaluate_map(tree["norm"], names), tree, ("norm",))
     cases = choose_cases(tree, dims, names)
+    blocks = change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names)
     blueprint = Blueprint(
         family=family.name,
         model_type=tree["model_type"],
@@ -103,10 +104,10 @@ def _resolve(
         dims=dims,
         embed=validate(Embed, evaluate_map(tree["embed"], names), tree, ("embed",)),
         norm=norm,
-        blocks=change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names),
+        blocks=blocks,
         final_norm=_flag(tree, "final_norm", names),
         head=validate(Head, evaluate_map(tree["head"], names), tree, ("head",)),
-        weights=_weights(tree, dims),
+        weights=_weights(tree, dims, blocks),
         tokenizer=validate(Tokenizer, evaluate_map(tree["tokenizer"], names), tree, ("tokenizer",)),
     )
     ignored = {"model_type", *(key for key, reason in tree["ignore_config"].items() if reason is not None)}
@@ -170,10 +171,12 @@ def _flag(tree: Map, key: str, names: Mapping[str, Any]) -> bool:
     return value
 
 
-def _weights(tree: Map, dims: Dims) -> Weights:
+def _weights(tree: Map, dims: Dims, blocks: Iterable[Block]) -> Weights:
     table = dict(tree["weights"])
     for part in ("globals", "block"):
         table[part] = {name: rule for name, rule in table[part].items() if rule is not None}
+    if not any(block.moe for block in blocks):
+        table["block"] = {name: rule for name, rule in table["block"].items() if not name.startswith("moe.")}
     weights = validate(Weights, table, tree, ("weights",))
     if weights.groups_of_qkv == "heads" and dims.heads != dims.kv_heads:
         where = locate(tree, ("weights", "block", "attn.qkv", "groups"))

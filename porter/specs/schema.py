@@ -6,24 +6,11 @@ left. The descriptions become the JSON schema that editors show. The base of all
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from porter.errors import closest
-
-Rounding = Literal["act", "fp32"]  # act: the dtype of the activations
-Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2"]
-
-HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
-
-
-def _activation(value: Any) -> Any:
-    return HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
-
-
-class Strict(BaseModel):
-    """Unknown keys are errors, values do not change; true is no number, "0.5" neither."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+from porter.specs.kinds import Activation, Rounding, Strict, name_activation
+from porter.specs.moe import Moe
 
 
 class Embed(Strict):
@@ -78,6 +65,7 @@ class Attention(Strict):
     softcap: float | None = Field(None, gt=0, description="scores become c * tanh(scores / c) (Gemma 2: 50).")
     window: int | None = Field(None, gt=0, description="Keys a query sees, its own included; null: all before it.")
     qk_norm: QKNorm | None = Field(None, description="A norm on q and k; null: none.")
+    sinks: Literal["column", "gate"] | None = Field(None, description="A learned score for each head that no key has: a column of the softmax, dropped after it (gpt-oss), or its share as a gate on the context (Granite SWA). null: none.")  # fmt: skip  # noqa: E501
 
 
 class RopeScaling(Strict):
@@ -137,7 +125,7 @@ class Mlp(Strict):
     pre_norm: Literal[True, False, "shared"] = Field(True, description="A norm before the branch; shared: attention's.")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
-    act: Annotated[Activation, BeforeValidator(_activation)] = Field(description="Activation; HF's names are read too.")
+    act: Annotated[Activation, BeforeValidator(name_activation)] = Field(description="Activation; HF's names are read too.")
     bias: bool = Field(False, description="The projections have biases.")
 
 
@@ -150,6 +138,7 @@ class Block(Strict):
     attn: Attention
     rope: Rope | None = Field(None, description="null: no rotation in this layer.")
     mlp: Mlp
+    moe: Moe | None = Field(None, description="Experts in place of mlp's projections; null: none in this layer.")
 
     @model_validator(mode="after")
     def _known_combination(self) -> "Block":
@@ -194,13 +183,17 @@ class WeightRule(Strict):
     """Where a tensor lies in the checkpoint; `.weight` and `.bias` are implied."""
 
     src: tuple[str, ...] = Field(
-        strict=False, description="Source module; several are alternatives, the first present wins."
+        strict=False,
+        description="Source module; several are alternatives, the first present wins. A path that ends in ! is the "
+        "tensor itself, its bias beside it with _bias. {e}: one for each expert, {h}: for each head, stacked.",
     )
     transpose: bool = Field(False, description="Stored [in, out] (GPT-2's Conv1D).")
     order: tuple[str, ...] = Field(
         (), strict=False, description="Parts of a fused projection, in the order of its rows."
     )
-    groups: Literal["1", "heads", "kv_heads"] = Field("1", description="How often the order repeats: once, or by head.")
+    groups: Literal["1", "heads", "kv_heads", "rows"] = Field("1", description="How often the order repeats: once, by head, or by row.")  # fmt: skip  # noqa: E501
+    parts: dict[str, str] = Field({}, description="Of a fused projection that is stored in parts: what stands for {part} in src. Gives the order, too.")  # fmt: skip  # noqa: E501
+    flat: bool = Field(False, description="Stored with the experts' rows below each other, [experts * rows, …] (DBRX).")
 
     @model_validator(mode="before")
     @classmethod
@@ -212,6 +205,7 @@ class WeightRule(Strict):
             if isinstance(value.get("src"), str):
                 value["src"] = (value["src"],)
             value["groups"] = str(value.get("groups", 1))
+            value.setdefault("order", list(value.get("parts") or ()))
         return value
 
 
@@ -222,6 +216,7 @@ class Weights(Strict):
     layer: str = Field("model.layers.{i}", description="Prefix of layer i.")
     globals: dict[str, WeightRule] = Field(description="embed, pos, embed_norm, final_norm, head.")
     block: dict[str, WeightRule] = Field(description="attn.norm, attn.q, attn.qkv, mlp.gate, …; relative to `layer`.")
+    keep_fp32: tuple[str, ...] = Field((), strict=False, description="Names that stay float32 in a narrower model, as HF keeps them: moe.router.")  # fmt: skip  # noqa: E501
     ignore: tuple[str, ...] = Field((), strict=False, description="Globs of checkpoint tensors that are no parameters.")
 
     @property
@@ -234,7 +229,7 @@ class Weights(Strict):
         if "{i}" not in self.layer:
             raise ValueError(f"layer {self.layer!r} has no {{i}}, the number of the layer")
         for name, rule in self.block.items():
-            parts = {"attn.qkv": ["k", "q", "v"], "mlp.gate_up": ["gate", "up"]}.get(name, [])
+            parts = ["k", "q", "v"] if name.endswith(".qkv") else ["gate", "up"] if name.endswith(".gate_up") else []
             if sorted(rule.order) != parts:
                 needed = f"the order of {', '.join(parts)}" if parts else "no order; it is no fused projection"
                 raise ValueError(f"the rule of {name} needs {needed}, not {list(rule.order)}")

@@ -21,6 +21,7 @@ from porter.weights.safetensors_files import DTYPES, TensorSpec, write_checkpoin
 VERSION = 1  # of the recipe: a change makes other weights, so cached ones are left behind
 _BLOCK_ELEMENTS = 8 * 2**20
 _SPREAD = 0.3  # of norm weights and biases under stress
+_CORRECTION = 0.05  # of what is added to a router's scores, which lie between 0 and 1: it decides some tokens' experts
 
 
 def write_random(blueprint: Blueprint, config: Mapping[str, Any], folder: Path, *, kind: str, dtype: str) -> None:
@@ -31,12 +32,12 @@ def write_random(blueprint: Blueprint, config: Mapping[str, Any], folder: Path, 
         kind: random or random:stress.
         dtype: safetensors' name of the stored dtype: F32, BF16 or F16.
     """
-    entries = {entry.source: entry for entry in layout(blueprint).values()}
-    offsets = {entry.source: _norm_offset(blueprint, entry) for entry in entries.values()}
-    specs = [TensorSpec(entry.source, entry.shape, dtype) for entry in entries.values()]
+    entries = {source: entry for entry in layout(blueprint).values() for source in entry.sources}
+    offsets = {source: _norm_offset(blueprint, entry) for source, entry in entries.items()}
+    specs = [TensorSpec(source, entry.shape, dtype) for source, entry in entries.items()]
 
     def blocks(source: str) -> Iterator[Tensor]:
-        for block in _blocks(entries[source], stress=kind == "random:stress", offset=offsets[source]):
+        for block in _blocks(entries[source], source, stress=kind == "random:stress", offset=offsets[source]):
             yield block.to(DTYPES[dtype])
 
     write_checkpoint(folder, specs, blocks)
@@ -53,13 +54,14 @@ def _norm_offset(blueprint: Blueprint, entry: Entry) -> int:
     return blueprint.norm.offset
 
 
-def _blocks(entry: Entry, *, stress: bool, offset: int) -> Iterator[Tensor]:
+def _blocks(entry: Entry, source: str, *, stress: bool, offset: int) -> Iterator[Tensor]:
     mean, std = _distribution(entry, stress, offset)
     shape = entry.shape
     row = math.prod(shape[1:])
     step = max(1, _BLOCK_ELEMENTS // row)
+    called = entry.parameter.name if len(entry.sources) == 1 else source
     for start in range(0, shape[0], step):
-        digest = hashlib.sha256(f"{entry.parameter.name}:{start}".encode()).digest()
+        digest = hashlib.sha256(f"{called}:{start}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         count = min(step, shape[0] - start)
         yield torch.randn(count, *shape[1:], generator=generator) * std + mean
@@ -72,4 +74,6 @@ def _distribution(entry: Entry, stress: bool, offset: int) -> tuple[float, float
         return 1.0 - offset, _SPREAD if stress else 0.0
     if kind == "bias":
         return 0.0, _SPREAD if stress else 0.0
+    if kind == "correction":
+        return 0.0, _CORRECTION if stress else 0.0
     return 0.0, shape[-1] ** -0.5 if stress else 0.02

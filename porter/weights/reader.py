@@ -55,24 +55,34 @@ class WeightReader:
     def read(self, parameter: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """The tensor of `parameter` as stored (a transposed rule keeps [in, out]), rounded once to `dtype`.
 
+        Of several tensors that are stacked, one at a time lies in memory besides, or all of them where they are shared.
+
         Raises:
             WeightError: it holds a NaN or an infinity.
         """
-        source = self.ledger.entries[parameter].source
+        entry = self.ledger.entries[parameter]
+        if len(entry.sources) == 1:
+            return self._read(entry.source, dtype, device, parameter).view(entry.stored)
+        stacked = torch.empty((len(entry.sources), *entry.shape), dtype=dtype, device=device)
+        for at, source in enumerate(entry.sources):
+            stacked[at] = self._read(source, dtype, device, parameter)
+        return stacked.view(entry.stored)
+
+    def _read(self, source: str, dtype: torch.dtype, device: torch.device, parameter: str) -> Tensor:
         if self.shared is not None:
             return self.shared.read(source, dtype, device, parameter)
         return read_finite(self.checkpoint, source, dtype, device, parameter)
 
     def check(self, parameter: str) -> None:
         """Reads the tensor a block at a time and keeps nothing. Raises WeightError as read does."""
-        source = self.ledger.entries[parameter].source
-        for block in self.checkpoint.blocks(source):
-            _check_finite(self.checkpoint, source, block, parameter)
+        for source in self.ledger.entries[parameter].sources:
+            for block in self.checkpoint.blocks(source):
+                _check_finite(self.checkpoint, source, block, parameter)
 
     def retain(self, parameters: Iterable[str]) -> None:
         """Of what is shared, forgets all but these parameters."""
         if self.shared is not None:
-            self.shared.retain({self.ledger.entries[parameter].source for parameter in parameters})
+            self.shared.retain({name for parameter in parameters for name in self.ledger.entries[parameter].sources})
 
     def rows(self, parameter: str, rows_N: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
         """[N, D]: some rows of a table. Raises WeightError as read does."""

@@ -16,6 +16,7 @@ from porter.models.matmul import quick_matmul
 from porter.models.modules import ChunkedLinear
 from porter.models.positions import Positions
 from porter.references.backward import HfBackward
+from porter.specs.ledger import Entry, Ledger
 
 
 class BackwardLane(Protocol):
@@ -83,11 +84,11 @@ class HfLane:
     """HF's model, the gradients of the checkpoint's tensors under porter's names.
 
     Args:
-        sources: porter's name of each parameter -> the checkpoint's of the tensor that fills it.
+        ledger: which tensors of the checkpoint fill each parameter.
     """
 
-    def __init__(self, backward: HfBackward, sources: Mapping[str, str]) -> None:
-        self.backward, self.dtype, self.sources = backward, backward.dtype, sources
+    def __init__(self, backward: HfBackward, ledger: Ledger) -> None:
+        self.backward, self.dtype, self.ledger = backward, backward.dtype, ledger
 
     def start(self, ids_BT: Tensor) -> None:
         self.backward.start(ids_BT)
@@ -105,12 +106,24 @@ class HfLane:
         self.backward.release()
 
     def _named(self, found: Gradients, prefix: str) -> Gradients:
-        own = {name.removeprefix(prefix): source for name, source in self.sources.items() if name.startswith(prefix)}
+        entries = self.ledger.entries.items()
+        own = {name.removeprefix(prefix): entry for name, entry in entries if name.startswith(prefix)}
         return Gradients(
             found.nodes,
-            {name: found.parameters[source] for name, source in own.items() if source in found.parameters},
-            {name: found.unknown[source] for name, source in own.items() if source in found.unknown},
+            {name: _whole(entry, found) for name, entry in own.items() if entry.source in found.parameters},
+            {name: found.unknown[entry.source] for name, entry in own.items() if entry.source in found.unknown},
         )
+
+
+def _whole(entry: Entry, found: Gradients) -> Tensor | None:
+    """The gradient of a parameter, from those of the tensors that fill it."""
+    parts = [found.parameters[source] for source in entry.sources]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if len(parts) == 1:
+        return known[0] if known[0].shape != entry.shape else known[0].view(entry.stored)  # of a table, some rows
+    return torch.stack(known).view(entry.stored)
 
 
 def _gradients(

@@ -60,8 +60,7 @@ class BackwardLanes:
         cls, blueprint: Blueprint, golden: HfReference, reference: HfReference, port: BackwardLane, ledger: Ledger
     ) -> "BackwardLanes":
         """The lanes of a port of `blueprint` whose weights the ledger names."""
-        sources = {name: entry.source for name, entry in ledger.entries.items()}
-        golden_lane, reference_lane = (HfLane(HfBackward(each), sources) for each in (golden, reference))
+        golden_lane, reference_lane = (HfLane(HfBackward(each), ledger) for each in (golden, reference))
         return cls(blueprint.dims, golden_lane, reference_lane, port, blueprint.head.tied)
 
     def release(self) -> None:
