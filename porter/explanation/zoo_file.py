@@ -14,9 +14,9 @@ from pydantic import Field, ValidationError
 
 from porter.errors import SpecError
 from porter.specs.keys import unknown_key
+from porter.specs.kinds import Strict
 from porter.specs.located import Map, Where, read_map
 from porter.specs.messages import spec_error
-from porter.specs.kinds import Strict
 
 PATH = Path(__file__).with_name("zoo.yaml")
 ROW = re.compile(r"[1-9]\d*|N[1-9]\d*[a-z]?")

@@ -108,8 +108,8 @@ class Moe(nn.Module):
         """[B, T, D], in the dtype of x: the sum of what the chosen experts give, times their weights."""
         x_ND, weights_NK, chosen_NK = (each.flatten(0, 1) for each in (x_BTD, weights_BTK, chosen_BTK))
         out_ND = torch.zeros_like(x_ND)
-        for expert in chosen_NK.unique().tolist():
-            at_M, tokens_M = torch.where(chosen_NK.T == expert)  # by rank, then by token: the rows of HF's product
+        for expert in torch.bincount(chosen_NK.flatten()).nonzero().flatten().tolist():
+            at_M, tokens_M = torch.where(torch.eq(chosen_NK.T, expert))  # by rank, then token: HF's order of rows
             given_MD = self._run_expert(expert, x_ND[tokens_M]) * weights_NK[tokens_M, at_M, None]
             out_ND.index_add_(0, tokens_M, given_MD.to(out_ND.dtype))
         return out_ND.view_as(x_BTD)
@@ -135,7 +135,7 @@ def choose_experts(scores_BTE: Tensor, spec: Router, top_k: int) -> Tensor:
 
 def _in_best_groups(scores_BTE: Tensor, groups: Groups) -> Tensor:
     """[B, T, E]: which experts stand in a group that is chosen from."""
-    grouped = scores_BTE.unflatten(-1, (groups.n, -1))
+    grouped = scores_BTE.view(*scores_BTE.shape[:-1], groups.n, -1)
     of_group = grouped.amax(-1) if groups.by == "max" else grouped.topk(2, dim=-1).values.sum(-1)
     best = torch.topk(of_group, groups.top, dim=-1, sorted=False).indices
     chosen = torch.zeros_like(of_group, dtype=torch.bool).scatter(-1, best, True)

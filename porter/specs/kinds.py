@@ -10,7 +10,7 @@ Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "rel
 HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
 
 
-def name_activation(value: Any) -> Any:
+def read_activation(value: Any) -> Any:
     return HF_ACTIVATIONS.get(value, value) if isinstance(value, str) else value
 
 

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from porter.specs.kinds import Activation, Rounding, Strict, name_activation
+from porter.specs.kinds import Activation, Rounding, Strict, read_activation
 
 
 class Groups(Strict):
@@ -30,7 +30,7 @@ class Router(Strict):
     order: Literal["score_then_topk", "topk_then_score"] = Field("score_then_topk", description="topk_then_score: the chosen logits alone are scored (Granite, gpt-oss).")  # fmt: skip  # noqa: E501
     score_dtype: Rounding = Field("fp32", description="Dtype of the scores and of choosing (gpt-oss, DBRX: act).")
     sorted: bool = Field(True, description="The chosen stand in the order of their scores, or as torch finds them (DeepSeek): their sum rounds otherwise.")  # fmt: skip  # noqa: E501
-    correction: bool = Field(False, description="A learned bias is added for choosing, not for weighting (DeepSeek V3).")
+    correction: bool = Field(False, description="A learned bias is added for choosing, not for weights (DeepSeek V3).")
     groups: Groups | None = Field(None, description="Choose among the best groups; null: among all experts.")
     renorm: bool = Field(False, description="The chosen weights are divided by their sum (Mixtral).")
     renorm_eps: float = Field(0.0, ge=0, description="Added to that sum (DeepSeek V3: 1e-20).")
@@ -57,7 +57,7 @@ class Moe(Strict):
     experts: int = Field(gt=0, description="How many there are.")
     top_k: int = Field(gt=0, description="How many a token goes to.")
     ffn: int = Field(gt=0, description="Width of each expert, in elements.")
-    act: Annotated[Activation, BeforeValidator(name_activation)] = Field("silu", description="Activation of the experts, shared ones too; they are gated.")  # fmt: skip  # noqa: E501
+    act: Annotated[Activation, BeforeValidator(read_activation)] = Field("silu", description="Activation of the experts, shared ones too; they are gated.")  # fmt: skip  # noqa: E501
     alpha: float | None = Field(None, gt=0, description="act silu as gate * sigmoid(alpha * gate), in two steps (gpt-oss: 1.702).")  # fmt: skip  # noqa: E501
     limit: float | None = Field(None, gt=0, description="gate is held below it, up within both signs of it (gpt-oss: 7).")  # fmt: skip  # noqa: E501
     up_offset: float = Field(0.0, description="Added to up (gpt-oss: 1).")

@@ -175,8 +175,9 @@ def _weights(tree: Map, dims: Dims, blocks: Iterable[Block]) -> Weights:
     table = dict(tree["weights"])
     for part in ("globals", "block"):
         table[part] = {name: rule for name, rule in table[part].items() if rule is not None}
-    if not any(block.moe for block in blocks):
-        table["block"] = {name: rule for name, rule in table["block"].items() if not name.startswith("moe.")}
+    used = {"moe.": any(block.moe for block in blocks), "attn.sinks": any(block.attn.sinks for block in blocks)}
+    unused = tuple(prefix for prefix, present in used.items() if not present)
+    table["block"] = {name: rule for name, rule in table["block"].items() if not name.startswith(unused)}
     weights = validate(Weights, table, tree, ("weights",))
     if weights.groups_of_qkv == "heads" and dims.heads != dims.kv_heads:
         where = locate(tree, ("weights", "block", "attn.qkv", "groups"))

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from porter.errors import closest
-from porter.specs.kinds import Activation, Rounding, Strict, name_activation
+from porter.specs.kinds import Activation, Rounding, Strict, read_activation
 from porter.specs.moe import Moe
 
 
@@ -125,7 +125,9 @@ class Mlp(Strict):
     pre_norm: Literal[True, False, "shared"] = Field(True, description="A norm before the branch; shared: attention's.")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
-    act: Annotated[Activation, BeforeValidator(name_activation)] = Field(description="Activation; HF's names are read too.")
+    act: Annotated[Activation, BeforeValidator(read_activation)] = Field(
+        description="Activation; HF's names are read too."
+    )
     bias: bool = Field(False, description="The projections have biases.")
 
 

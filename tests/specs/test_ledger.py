@@ -29,7 +29,7 @@ def test_a_checkpoint_of_porters_layout_is_used_up(name: str) -> None:
 def test_where_a_parameter_lies() -> None:
     blueprint = tiny("llama")
     parameters = blueprint.parameters()
-    assert sources(blueprint, parameters["layers.1.attn.q.weight"]) == ["model.layers.1.self_attn.q_proj.weight"]
+    assert sources(blueprint, parameters["layers.1.attn.q.weight"]) == [("model.layers.1.self_attn.q_proj.weight",)]
     assert rule_for(blueprint, "final_norm")[0].src == ("model.norm",)
     gpt2 = layout(tiny("gpt2"))["layers.0.mlp.up.weight"]
     assert (gpt2.parameter.shape, gpt2.shape) == ((384, 96), (96, 384))  # stored [in, out]
