@@ -60,6 +60,8 @@ def parse_override(text: str, tree: Map) -> Override:
 def axis_paths(tree: Map) -> list[str]:
     """Every path that --set takes: the fields of the schema, what patterns set, and how fused projections are split."""
     paths = [".".join(path) for section in SECTIONS for path in fields(Document, section)]
+    if tree["block"].get("moe") is None:  # so that act means that of the one feed-forward branch there is
+        paths = [path for path in paths if not path.startswith("block.moe.")]
     set_by_patterns = (path for path, _ in leaves(tree) if path[0] == "patterns" and path[2:3] and path[-1] != "_if")
     paths += [".".join(path) for path in set_by_patterns]
     fused = [name for name, rule in tree["weights"]["block"].items() if isinstance(rule, Map) and "order" in rule]

@@ -15,7 +15,7 @@ def tiny(name: str) -> Blueprint:
 
 
 def shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
-    return {entry.source: entry.shape for entry in layout(blueprint).values()}
+    return {source: entry.shape for entry in layout(blueprint).values() for source in entry.sources}
 
 
 @pytest.mark.parametrize("name", builtin_spec_names())
@@ -33,6 +33,23 @@ def test_where_a_parameter_lies() -> None:
     assert rule_for(blueprint, "final_norm")[0].src == ("model.norm",)
     gpt2 = layout(tiny("gpt2"))["layers.0.mlp.up.weight"]
     assert (gpt2.parameter.shape, gpt2.shape) == ((384, 96), (96, 384))  # stored [in, out]
+
+
+def test_experts_are_stacked_from_a_tensor_each_or_lie_stacked() -> None:
+    blueprint = tiny("mixtral")
+    files, entry = shapes(blueprint), layout(blueprint)["layers.1.moe.gate_up.weight"]
+    prefix = "model.layers.1.block_sparse_moe.experts."
+    assert entry.sources[:3] == (f"{prefix}0.w1.weight", f"{prefix}0.w3.weight", f"{prefix}1.w1.weight")
+    assert (len(entry.sources), entry.shape, entry.stored) == (16, (64, 96), (8, 128, 96))
+    in_memory = {name: shape for name, shape in files.items() if ".experts." not in name}
+    for i in range(2):
+        in_memory[f"model.layers.{i}.mlp.experts.gate_up_proj"] = (8, 128, 96)
+        in_memory[f"model.layers.{i}.mlp.experts.down_proj"] = (8, 96, 64)
+    ledger = make_ledger(blueprint, in_memory)
+    assert ledger.entries["layers.1.moe.down.weight"].sources == ("model.layers.1.mlp.experts.down_proj",)
+    del files[f"{prefix}5.w3.weight"]
+    with pytest.raises(WeightError, match=r"moe\.gate_up\.weight \(as .*1\.block_sparse_moe\.experts\.5\.w3\.weight\)"):
+        make_ledger(blueprint, files)
 
 
 def test_prefixes_may_lack_and_alternatives_serve() -> None:
