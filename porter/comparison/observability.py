@@ -129,6 +129,9 @@ def explain_blindness(fault: Fault, captured: Captured, num_layers: int, dtype: 
         return f"bits in {called} were not compared"
     if name == "pos_dtype":
         return f"positions up to {length - 1} are exact in {called}"
+    ropes = [block.rope for block in fault.blueprint.blocks if block.rope]
+    if name == "apply_dtype" and all(rope.table_dtype == "fp32" for rope in ropes):
+        return "a float32 table is multiplied in float32 either way"
     if name.endswith("dtype") and dtype == torch.float32:
         return "float32 rounds alike"
     if length == 1 and "rope" in fault.path:

@@ -83,7 +83,7 @@ class Embedding(nn.Module):
         if self.spec.positions == "learned":
             self.pos = Table(dims.max_pos + self.spec.pos_offset, dims.hidden)
         if self.spec.norm:
-            self.embed_norm = Normalize(blueprint.norm, dims.hidden, ops)
+            self.embed_norm = Normalize(blueprint.norm, (dims.hidden,), ops)
 
     def forward(self, ids_BT: Tensor, positions: Positions, tap: Tap = no_tap) -> Tensor:
         x_BTD = F.embedding(ids_BT, self.embed.weight)
@@ -107,7 +107,7 @@ class Head(nn.Module):
     def __init__(self, blueprint: Blueprint, ops: Ops) -> None:
         super().__init__()
         dims, self.spec, self.ops = blueprint.dims, blueprint.head, ops
-        self.final_norm = Normalize(blueprint.norm, dims.hidden, ops) if blueprint.final_norm else None
+        self.final_norm = Normalize(blueprint.norm, (dims.hidden,), ops) if blueprint.final_norm else None
         self.head = Linear(dims.vocab, dims.hidden, self.spec.bias, stored_in_out=False)
 
     def forward(self, x_BTD: Tensor, tap: Tap = no_tap) -> Tensor:

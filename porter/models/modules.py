@@ -43,11 +43,11 @@ class ChunkedLinear(nn.Module):
 class Normalize(nn.Module):
     """The norm that `spec` describes."""
 
-    def __init__(self, spec: Norm, width: int, ops: Ops) -> None:
+    def __init__(self, spec: Norm, shape: tuple[int, ...], ops: Ops) -> None:
         super().__init__()
         self.spec, self.ops = spec, ops
-        self.weight = nn.Parameter(torch.empty(width)) if spec.affine else None
-        self.bias = nn.Parameter(torch.empty(width)) if spec.bias else None
+        self.weight = nn.Parameter(torch.empty(shape)) if spec.affine else None
+        self.bias = nn.Parameter(torch.empty(shape)) if spec.bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return self.ops.norm(x, self.weight, self.bias, self.spec)
@@ -72,8 +72,8 @@ class Vector(nn.Module):
 def make_norms(scope: str, block: Block, dims: Dims, norm: Norm, ops: Ops) -> list[tuple[str, nn.Module]]:
     """The norms of one branch, by their names below `scope`."""
     return [
-        (name.removeprefix(f"{scope}."), Normalize(spec, width, ops))
-        for name, (spec, width) in norms(block, norm, dims).items()
+        (name.removeprefix(f"{scope}."), Normalize(spec, shape, ops))
+        for name, (spec, shape) in norms(block, norm, dims).items()
         if name.startswith(f"{scope}.")
     ]
 

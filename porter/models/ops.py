@@ -57,7 +57,7 @@ def _reference_ops() -> Ops:
 
     def norm(x: Tensor, w: Tensor | None, b: Tensor | None, spec: Norm) -> Tensor:
         if spec.kind == "rms":
-            assert spec.math != "fused"
+            assert spec.math in ("cast_then_scale", "scale_then_cast")
             return rms_norm_reference(x, w, spec.eps, offset=spec.offset, math=spec.math)
         assert spec.math != "cast_then_scale"
         return layer_norm_reference(x, w, b, spec.eps, offset=spec.offset, math=spec.math)

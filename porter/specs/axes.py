@@ -106,6 +106,8 @@ def _norm_changes(blueprint: Blueprint, layer: int) -> Iterator[Change]:
         tried.append(("offset", norm.offset, 1 - norm.offset))
     if norm.kind == "rms":
         tried.append(("math", norm.math, _SWAPS["math"][norm.math]))
+    elif norm.math != "fused":
+        tried.append(("math", norm.math, "fused"))
     for name, value, other in tried:
         changed_norm = norm.model_copy(update={name: other})
         blocks = tuple(_with_qk_norm(block, name, value, other) for block in blueprint.blocks)

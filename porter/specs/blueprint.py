@@ -133,22 +133,23 @@ def vectors(block: Block, dims: Dims) -> dict[str, tuple[int, str]]:
     return found
 
 
-def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, int]]:
-    """The norms of a layer: name -> (the norm, its width)."""
-    found: dict[str, tuple[Norm, int]] = {}
-    attn, mlp = block.attn, block.mlp
+def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, tuple[int, ...]]]:
+    """The norms of a layer: name -> (the norm, the shape of its weight, or of what would be)."""
+    found: dict[str, tuple[Norm, tuple[int, ...]]] = {}
+    attn, mlp, width = block.attn, block.mlp, (dims.hidden,)
     if attn.pre_norm:
-        found["attn.norm"] = (norm, dims.hidden)
+        found["attn.norm"] = (norm, width)
     if attn.qk_norm:
-        whole = attn.qk_norm.over == "full"
-        found["attn.q_norm"] = (attn.qk_norm, dims.head_dim * (dims.heads if whole else 1))
-        found["attn.k_norm"] = (attn.qk_norm, dims.head_dim * (dims.kv_heads if whole else 1))
+        for name, heads in (("attn.q_norm", dims.heads), ("attn.k_norm", dims.kv_heads)):
+            full, own = attn.qk_norm.over == "full", attn.qk_norm.weight_per_head
+            shape = (heads * dims.head_dim,) if full else (heads, dims.head_dim) if own else (dims.head_dim,)
+            found[name] = (attn.qk_norm, shape)
     if attn.post_norm:
-        found["attn.post_norm"] = (norm, dims.hidden)
+        found["attn.post_norm"] = (norm, width)
     if mlp.pre_norm is True:
-        found["mlp.norm"] = (norm, dims.hidden)
+        found["mlp.norm"] = (norm, width)
     if mlp.post_norm:
-        found["mlp.post_norm"] = (norm, dims.hidden)
+        found["mlp.post_norm"] = (norm, width)
     return found
 
 
@@ -158,10 +159,10 @@ def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
     if blueprint.embed.positions == "learned":
         yield Parameter("pos.weight", (dims.max_pos + blueprint.embed.pos_offset, dims.hidden), "embedding")
     if blueprint.embed.norm:
-        yield from _norm_parameters("embed_norm", norm, dims.hidden)
+        yield from _norm_parameters("embed_norm", norm, (dims.hidden,))
     for i, block in enumerate(blueprint.blocks):
-        for name, (each, width) in norms(block, norm, dims).items():
-            yield from _norm_parameters(f"layers.{i}.{name}", each, width)
+        for name, (each, shape) in norms(block, norm, dims).items():
+            yield from _norm_parameters(f"layers.{i}.{name}", each, shape)
         for name, (out, into, bias) in projections(block, dims, blueprint.weights).items():
             yield Parameter(f"layers.{i}.{name}.weight", (out, into), "linear")
             if bias:
@@ -173,15 +174,15 @@ def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
         for name, (count, kind) in vectors(block, dims).items():
             yield Parameter(f"layers.{i}.{name}.weight", (count,), kind)
     if blueprint.final_norm:
-        yield from _norm_parameters("final_norm", norm, dims.hidden)
+        yield from _norm_parameters("final_norm", norm, (dims.hidden,))
     if not blueprint.head.tied:
         yield Parameter("head.weight", (dims.vocab, dims.hidden), "linear")
     if blueprint.head.bias:
         yield Parameter("head.bias", (dims.vocab,), "bias")
 
 
-def _norm_parameters(name: str, norm: Norm, width: int) -> Iterator[Parameter]:
+def _norm_parameters(name: str, norm: Norm, shape: tuple[int, ...]) -> Iterator[Parameter]:
     if norm.affine:
-        yield Parameter(f"{name}.weight", (width,), "norm")
+        yield Parameter(f"{name}.weight", shape, "norm")
     if norm.bias:
-        yield Parameter(f"{name}.bias", (width,), "bias")
+        yield Parameter(f"{name}.bias", shape, "bias")

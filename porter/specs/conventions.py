@@ -67,6 +67,7 @@ def _attention(block: Block, dims: Dims) -> str:
     parts = [f"{dims.heads} heads on {dims.kv_heads} of {dims.head_dim}", f"scale {attn.scale:.6g} on {attn.scale_on}"]
     if attn.qk_norm:
         over = "per head" if attn.qk_norm.over == "head" else "over the full width"
+        over += " with weights of its own" if attn.qk_norm.weight_per_head else ""
         parts.append(f"qk-norm {over} {attn.qk_norm.when.replace('_', ' ')}")
     if attn.softcap:
         parts.append(f"softcap {attn.softcap:g}")

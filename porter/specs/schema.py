@@ -31,11 +31,11 @@ class Norm(Strict):
     offset: Literal[0, 1] = Field(0, description="Added to the weight; Gemma, Nemotron: 1.")
     affine: bool = Field(True, description="Has a weight (OLMo, nanochat: false).")
     bias: bool = Field(False, description="Has a bias.")
-    math: Literal["cast_then_scale", "scale_then_cast", "fused"] = Field("cast_then_scale", description="Where it rounds: before the product with the weight (Llama), after it (Gemma, OLMo 2, Cohere), or once inside torch's layer_norm (fused).")  # fmt: skip  # noqa: E501
+    math: Literal["cast_then_scale", "scale_then_cast", "fused", "fused_fp32"] = Field("cast_then_scale", description="Where it rounds: before the product with the weight (Llama), after it (Gemma, OLMo 2, Cohere), once inside torch's layer_norm (fused: GPT-2), or after torch's layer_norm of float32 (fused_fp32: OLMo 1).")  # fmt: skip  # noqa: E501
 
     @model_validator(mode="after")
     def _known_combination(self) -> "Norm":
-        if self.kind == "rms" and (self.math == "fused" or self.bias):
+        if self.kind == "rms" and (self.math.startswith("fused") or self.bias):
             raise ValueError("kind rms has neither math fused nor a bias; use kind: layernorm")
         if self.kind == "layernorm" and self.math == "cast_then_scale":
             raise ValueError("kind layernorm knows math fused and scale_then_cast, not cast_then_scale")
@@ -49,6 +49,13 @@ class QKNorm(Norm):
 
     over: Literal["head", "full"] = Field("head", description="Each head alone (Qwen3), or all together (OLMo 2).")
     when: Literal["before_rope", "after_rope"] = Field("before_rope", description="Before or after the rotation.")
+    weight_per_head: bool = Field(False, description="Each head has its own weight, [heads, head_dim] (Cohere).")
+
+    @model_validator(mode="after")
+    def _heads_have_weights(self) -> "QKNorm":
+        if self.weight_per_head and (self.over != "head" or self.kind != "layernorm" or not self.affine):
+            raise ValueError("weight_per_head needs over: head, kind: layernorm and affine: true")
+        return self
 
 
 class Attention(Strict):

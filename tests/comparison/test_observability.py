@@ -57,6 +57,12 @@ def test_position_257_is_the_first_that_bfloat16_lacks(tokens: int, seen: str | 
     assert axes("llama", tokens)["block.rope.pos_dtype"].seen == seen
 
 
+def test_a_float32_table_hides_the_dtype_it_is_applied_in() -> None:
+    olmo = axes("olmo", 24)
+    assert olmo["block.rope.apply_dtype"].reason == "a float32 table is multiplied in float32 either way"
+    assert olmo["block.rope.table_dtype"].seen == "exact"
+
+
 def test_stress_weights_show_the_offset_of_the_norm(short) -> None:
     assert (short["norm.offset"].seen, short["norm.offset"].node) == ("semantics", "layers.0.attn.norm")
     assert (short["norm.offset"].value, short["norm.offset"].tried) == ("1", "0")

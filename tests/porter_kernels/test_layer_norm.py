@@ -120,6 +120,15 @@ def test_reference_has_the_models_bits(model: str, dtype: torch.dtype, generator
     assert torch.equal(layer_norm_reference(x, norm.weight, b, EPS, offset=offset, math=math), norm(x))
 
 
+def test_reference_has_olmos_bits(generator: torch.Generator) -> None:
+    from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
+
+    x = torch.randn(4000, 96, generator=generator).bfloat16()
+    theirs, eps = OlmoLayerNorm(96)(x), 1e-5  # whatever the config says
+    assert torch.equal(layer_norm_reference(x, None, None, eps, math="fused_fp32"), theirs)
+    assert not torch.equal(layer_norm_reference(x, None, None, eps, math="fused"), theirs)
+
+
 def test_reference_has_stablelms_bits(generator: torch.Generator) -> None:
     from transformers.models.stablelm.modeling_stablelm import StableLmLayerNormPerHead
 

@@ -29,6 +29,8 @@ def test_parameters_in_the_order_of_the_forward_pass() -> None:
 def test_shapes() -> None:
     qwen3 = shapes("qwen3")
     assert (qwen3["layers.0.attn.q_norm.weight"], qwen3["layers.0.attn.k.weight"]) == ((24,), (48, 96))
+    cohere = shapes("cohere")  # a weight for each head
+    assert (cohere["layers.0.attn.q_norm.weight"], cohere["layers.0.attn.k_norm.weight"]) == ((4, 24), (2, 24))
     assert shapes("phi3")["layers.0.attn.qkv.weight"] == ((6 + 2 * 2) * 16, 96)
     assert shapes("phi3")["layers.0.mlp.gate_up.weight"] == (320, 96)
     gpt2 = shapes("gpt2")

@@ -109,6 +109,7 @@ REFUSED = [
     ("dims: {kv_heads: 3}", 4, "4 heads do not share 3 key/value heads evenly", "values that go together"),
     ("block: {mlp: {pre_norm: shared}}", 4, "mlp.pre_norm shared needs topology: parallel", "values"),
     ("norm: {math: fused}", 4, "kind rms has neither math fused nor a bias", "values"),
+    ("block: {attn: {qk_norm: {weight_per_head: true}}}", 4, "weight_per_head needs over: head, kind: layernorm", "go"),
     ("block: {attn: {qk_norm: {over: heads}}}", 4, "qk_norm.over = 'heads'", "one of head, full; did you mean head"),
     ("block: {rope: {scaling: {rope_type: llama4}}}", 4, "rope_type = 'llama4'", "did you mean llama3"),
     ("block: {rope: {scaling: {rope_type: linear, factr: 2}}}", 4, "unknown key 'block.rope.scaling.factr'", "factor"),

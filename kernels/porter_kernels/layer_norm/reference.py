@@ -14,7 +14,7 @@ def layer_norm_reference(
     eps: float,
     *,
     offset: Literal[0, 1] = 0,
-    math: Literal["fused", "scale_then_cast"],
+    math: Literal["fused", "fused_fp32", "scale_then_cast"],
 ) -> Tensor:
     """The equation above as the models write it; differentiable; float64 stays float64.
 
@@ -24,7 +24,8 @@ def layer_norm_reference(
         b: like w, or None.
         eps: added to the variance, in its units (x squared).
         offset: added to w, in w's dtype (Nemotron: 1).
-        math: "fused" is torch's layer_norm (GPT-2, GPT-NeoX), "scale_then_cast" the same by hand in float32 (Cohere).
+        math: "fused" is torch's layer_norm (GPT-2, GPT-NeoX), "fused_fp32" torch's on x, w and b widened to float32,
+            which on a CPU sums in another order (OLMo 1), "scale_then_cast" the same by hand in float32 (Cohere).
 
     Returns:
         [..., D], dtype of x.
@@ -33,6 +34,9 @@ def layer_norm_reference(
     if math == "fused":
         return _fused_reference(x, w, b, eps)
     x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    if math == "fused_fp32":
+        w_wide, b_wide = (None if row is None else row.to(x_wide.dtype) for row in (w, b))
+        return _fused_reference(x_wide, w_wide, b_wide, eps).to(x.dtype)
     centred = x_wide - x_wide.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.pow(2).mean(-1, keepdim=True) + eps)
     if w is not None:
