@@ -15,7 +15,8 @@ from porter.cli.options import PLACE, build_options, report_options
 @click.command()
 @click.argument("model", required=False)
 @build_options
-@click.option("--port", metavar="PORT", help="The port, where it is not the build: dump:DIR.")
+@click.option("--port", metavar="PORT", help="The port, where it is not the build: dump:DIR, or module:pkg.mod:fn.")
+@click.option("--map", type=PLACE, metavar="FILE", help="Where the nodes of a module are; porter map drafts it.")
 @click.option("--reference", default="hf", show_default=True, help="Whom to agree with: hf, or dump:DIR.")
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
 @click.option("--prompts", type=PLACE, help="Several prompts: .jsonl, one a line.")
@@ -34,21 +35,14 @@ def diff(
     ctx: click.Context,
     /,
     model: str | None,
-    port: str | None,
-    reference: str,
-    layers: str,
-    prompts: Path | None,
     out: Path,
     json_path: str | None,
     html_path: Path | None,
     fail_on: str,
     stages: str,
-    grad: bool,
     axes: bool,
-    golden_cache: Path | None,
-    self_check: bool,
     timings: bool,
-    **build_flags: object,
+    **given: object,
 ) -> None:
     """Compare a port with its reference, layer by layer.
 
@@ -69,9 +63,8 @@ def diff(
     imports_s = round(time.perf_counter() - start, 3)
     with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
-            model, port=port, reference=reference, layers=layers, prompts=prompts, progress=progress,
-            fail_on=_names(fail_on), stages=_names(stages), grad=grad, golden_cache=golden_cache, self_check=self_check,
-            command=shlex.join(["porter", *sys.argv[1:]]), **build_flags,  # type: ignore[arg-type]
+            model, progress=progress, fail_on=_names(fail_on), stages=_names(stages),
+            command=shlex.join(["porter", *sys.argv[1:]]), **given,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})
     present(report, out, json_path=json_path, html_path=html_path, timings=timings, axes=axes)

@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from porter import __version__
+from porter.comparison.module_port import ModulePort
 from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import Behaviour, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
 from porter.comparison.sentence import sentence
@@ -47,19 +48,24 @@ def make_report(
     fail_on: Sequence[str],
     command: str,
     timings_s: Mapping[str, float],
+    module: ModulePort | None = None,
 ) -> DiffReport:
     """The report of what was found, judged as a whole."""
     missing = sum(node.status == "NOT_COMPARED" for node in found.nodes)
     missed = sum(each.outcome == "missed" for each in found.self_check)
     verdict, exit_code = conclude(found.stages, found.checks, missing, fail_on, missed)
-    what = f"{build.name}, {'plain torch' if ops == 'reference' else 'fused Triton ops'}"
+    if module is None:
+        what = f"{build.name}, {'plain torch' if ops == 'reference' else 'fused Triton ops'}"
+        details: dict[str, str] = {"ops": ops, "spec": build.spec}
+    else:
+        what, details = module.what, {**module.details, "spec": build.spec}
     report = DiffReport(
         name=build.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         verdict=verdict,
         exit_code=exit_code,
         sentence="",
-        port=Side(what, build.dtype, str(device), {"ops": ops, "spec": build.spec}),
+        port=Side(what, build.dtype, str(device), details),
         reference=Side(found.reference, build.dtype, str(device), {}),
         spec_hash=build.blueprint.hash,
         overrides=build.overrides,

@@ -1,12 +1,15 @@
 """porter diff: a port and its reference on the same tokens, stage by stage."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
 from porter.comparison.conclusion import make_report
 from porter.comparison.dump_diff import diff_dumps, open_dumps, refuse_flags
+from porter.comparison.module_port import open_port
 from porter.comparison.observability import observe_axes
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.progress import Progress, Silent
@@ -28,7 +31,8 @@ from porter.references.identity import reference_identity
 def diff(
     model: str | Build | None = None,
     *,
-    port: str | None = None,
+    port: str | nn.Module | None = None,
+    map: Path | str | Mapping[str, Any] | None = None,
     reference: str = "hf",
     layers: str = "all",
     size: str | None = None,
@@ -52,7 +56,9 @@ def diff(
 
     Args:
         model: a build, its name, a size, a family or a path to a YAML; None: the build just made.
-        port: dump:DIR, instead of the build: a dump of it, as porter capture or its Recorder wrote.
+        port: in place of the build: dump:DIR, a dump of it, as porter capture or its Recorder wrote; a torch module, or
+            module:pkg.mod:fn, whose function gives one.
+        map: where the nodes of a module are: a map file, or the contents of one.
         reference: hf, or dump:DIR.
         layers: all, first-bad, or a list such as 0-3,7.
         overrides: axis=value, changing the port alone, after the build's own.
@@ -73,13 +79,14 @@ def diff(
     """
     if reference != "hf" and not is_dump(reference):
         raise UsageError(f"--reference {reference!r}", f"hf, or {PREFIX}DIR", "Leave it out.")
-    if port is not None and not is_dump(port):
-        raise UsageError(f"--port {port!r}", f"{PREFIX}DIR", "Leave it out: the port is the build.")
     check_words("--fail-on", fail_on, FAIL_ON)
     check_words("--stage", stages, STAGES)
     cache = None if golden_cache is None else GoldenCache(golden_cache)
-    dumps = open_dumps(port or "", reference, dtype)
+    dumped = isinstance(port, str) and is_dump(port)
+    dumps = open_dumps(str(port) if dumped else "", reference, dtype)
     build = find_build(model, size, weights, overrides, dumps.dtype if dumps else dtype, ops, device)
+    refused = {f"--ops {ops}": ops, "--grad": grad, "--self-check": self_check, f"--reference {reference}": dumps}
+    own = open_port(None if dumped else port, map, build, stages=stages, fail_on=fail_on, refused=refused)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
     if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
@@ -88,7 +95,7 @@ def diff(
     if self_check and (selection.first_bad or not wanted & {"exact", "semantics", "precision"}):
         other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
         raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
-    run = Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check)
+    run = Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check, own)
     if dumps is not None:
         refuse_flags(dumps, run, overrides=overrides)
     with run.timed("weights"):
@@ -113,6 +120,8 @@ def diff(
     run_stages(run, folder)
     if cache is not None:
         run.found.golden, run.found.notes = cache.describe(), cache.notes()
+    if own is not None:
+        run.found.notes = (*run.found.notes, *own.notes)
     if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
             run.found.axes = observe_axes(
@@ -126,5 +135,5 @@ def diff(
                 )
             run.progress.done("self-check", "faults")
     return make_report(
-        build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s
+        build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s, module=own
     )

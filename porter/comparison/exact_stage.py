@@ -14,7 +14,7 @@ from porter.comparison.measure import bit_equal
 from porter.comparison.names import full_name, kind_of
 from porter.comparison.one_unit import place_of
 from porter.comparison.report import NodeDiff
-from porter.comparison.stages import Selection, StageRun, looked_at
+from porter.comparison.stages import Selection, StageRun, fitted, looked_at, merged_names, not_compared
 from porter.specs.schema import Dims
 
 
@@ -28,6 +28,7 @@ def run_exact(
     *,
     keep_inputs: frozenset[int] = frozenset(),
     advance: Callable[[str], None] = lambda unit: None,
+    why: Callable[[str], str] | None = None,
 ) -> StageRun:
     """Compares one prompt in one dtype.
 
@@ -35,13 +36,18 @@ def run_exact(
         ids_BT: [1, T].
         keep_inputs: layers whose inputs are kept in the result; the head's is, where it is compared.
         advance: called after each unit.
+        why: says why an executor that shows some nodes alone does not show one.
     """
     run = StageRun()
     for unit, given, expected, found in _units(dims, reference, executor, ids_BT, selection):
         if given is not None and (unit == "head" or place_of(unit, dims.layers) in keep_inputs):
             run.inputs[place_of(unit, dims.layers)] = given
-        for node, value in found.items():
-            run.nodes.append(_compare(full_name(unit, node), dtype, expected.get(node), value))
+        for node in merged_names(expected, found) if found else ():
+            name = full_name(unit, node)
+            if node in found:
+                run.nodes.append(_compare(name, dtype, expected.get(node), found[node]))
+            else:
+                run.nodes.append(not_compared(name, "exact", dtype, (expected, found), node, why))
             run.declared.add(run.nodes[-1].name)
             if selection.first_bad and run.nodes[-1].status == "WARN":
                 return run
@@ -74,6 +80,7 @@ def _units(
 
 
 def _compare(name: str, dtype: str, reference: Tensor | None, executor: Tensor) -> NodeDiff:
+    executor = executor if reference is None else fitted(name, executor, reference)
     equal = None if reference is None else executor.dtype == reference.dtype and bit_equal(executor, reference)
     return NodeDiff(
         name=name, kind=kind_of(name), stage="exact", dtype=dtype,

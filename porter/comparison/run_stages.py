@@ -19,6 +19,7 @@ from porter.comparison.exact_stage import run_exact
 from porter.comparison.gradients.run import run_gradients
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
+from porter.comparison.module_port import ModulePort, judge_module
 from porter.comparison.one_unit import Captured
 from porter.comparison.progress import Progress, Work
 from porter.comparison.report import NodeDiff, Prompt, StageName
@@ -28,6 +29,7 @@ from porter.models.build import Build
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
 from porter.references.golden_cache import GoldenCache, Units
+from porter.references.user_module.lane import ModuleLane
 from porter.specs.axes import first_of_each_kind
 from porter.weights.reader import SharedTensors, WeightReader
 
@@ -47,6 +49,7 @@ class Run:
     cache: GoldenCache | None
     progress: Progress
     self_check: bool
+    module: ModulePort | None = None
     reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
@@ -54,6 +57,11 @@ class Run:
 
     @property
     def behaves(self) -> bool:
+        """All ways of feeding are tried; of a user's module the logits alone are judged."""
+        return self.module is None and self.judges_logits
+
+    @property
+    def judges_logits(self) -> bool:
         return "behaviour" in self.stages and self.selection.whole and not self.selection.first_bad
 
     @contextmanager
@@ -113,21 +121,23 @@ def run_stages(run: Run, folder: Path) -> None:
             reader, models = replace(run.reader, shared=shared), Models(blueprint, folder, kind, run.device, shared)
         if alone:
             with run.timed("exact"):
-                _run_exact(run, dtype, reader, models)
+                _run_exact(run, dtype, reader, models, folder)
             found.reference = models.reference.describe()
             if run.selection.first_bad and found.stages[-1].first is not None:
                 break
         if stage in run.stages or "gradients" in run.stages:
             with run.timed(f"load {dtype}"):
                 golden, reference = reference_lanes(models, run.cache, dtype)
-                lanes = _lanes(run, reader, golden, reference)
+                lanes = _lanes(run, reader, golden, reference, folder)
         if stage in run.stages:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
                 for index in range(len(found.prompts)):
                     merge_nodes(nodes, _run_prompt(run, stage, dtype, lanes, index), index)
             found.nodes += nodes.values()
-            found.stages += [summarize_exact(dtype, nodes.values()), summarize(stage, dtype, nodes.values())]
+            if lanes.executor is not None:
+                found.stages.append(summarize_exact(dtype, nodes.values()))
+            found.stages.append(summarize(stage, dtype, nodes.values()))
             found.reference = reference.describe()
         if run.selection.first_bad and found.stages and found.stages[-1].status == "FAIL":
             break
@@ -141,19 +151,24 @@ def run_stages(run: Run, folder: Path) -> None:
             with run.timed("behaviour"):
                 _run_behaviour(run, dtype, reader, models)
             found.reference = models.reference.describe()
+        if run.module is not None and run.judges_logits and stage in run.stages:
+            checks = judge_module(dtype, found.logits)
+            found.behaviour += checks
+            found.stages.append(summarize_behaviour(dtype, checks))
     found.stages.sort(key=lambda each: STAGES.index(each.name))
     found.nodes.sort(key=lambda node: STAGES.index(node.stage))
 
 
-def _run_exact(run: Run, dtype: str, reader: WeightReader, models: Models) -> None:
+def _run_exact(run: Run, dtype: str, reader: WeightReader, models: Models, folder: Path) -> None:
     """Bits alone, of a dtype in which no stage judges nodes by golden."""
-    executor = PortLane(_decoder(run, reader, "reference", models.dtype), models.dtype, run.device)
+    own = None if run.module is None else run.module.lane(folder, models.dtype, run.device)
+    executor = own or PortLane(_decoder(run, reader, "reference", models.dtype), models.dtype, run.device)
     nodes: dict[str, NodeDiff] = {}
     for index, prompt in enumerate(run.found.prompts):
         ids_BT, keep = torch.tensor([prompt.ids]), _inputs_to_keep(run, prompt)
         found = run_exact(
             dtype, run.build.blueprint.dims, models.reference, executor, ids_BT, run.selection, keep_inputs=keep,
-            advance=lambda unit: run.progress.done(f"exact {dtype}", unit),
+            advance=lambda unit: run.progress.done(f"exact {dtype}", unit), why=own.why if own else None,
         )  # fmt: skip
         _capture(run, ids_BT, found, keep)
         merge_nodes(nodes, found, index)
@@ -192,7 +207,11 @@ def _decoder(run: Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -
     return Decoder(blueprint, Streamed(blueprint, make_ops(ops), reader, dtype, run.device))
 
 
-def _lanes(run: Run, reader: WeightReader, golden: Lane, reference: Lane) -> Lanes:
+def _lanes(run: Run, reader: WeightReader, golden: Lane, reference: Lane, folder: Path) -> Lanes:
+    if run.module is not None:
+        own = run.module.lane(folder, reference.dtype, run.device)
+        return Lanes(run.build.blueprint.dims, golden, reference, own, own if run.module.exact else None, own.why)
+
     def lane(ops: OpsName) -> PortLane:
         return PortLane(_decoder(run, reader, ops, reference.dtype), reference.dtype, run.device)
 
@@ -208,6 +227,8 @@ def _run_prompt(run: Run, stage: StageName, dtype: str, lanes: Lanes, index: int
         advance=lambda unit: run.progress.done(f"{stage} {dtype}", unit),
     )  # fmt: skip
     _capture(run, ids_BT, found, keep)
+    if run.module is not None and isinstance(lanes.port, ModuleLane):
+        run.module.take_notes(lanes.port)
     if found.logits is not None:
         run.found.logits.append(replace(found.logits, prompt=index))
     return found
@@ -233,4 +254,6 @@ def _longest(prompts: Sequence[Prompt]) -> Prompt:
 def _by(run: Run) -> frozenset[str]:
     """What axes can be seen by; bits of the port's dtype are compared with the stage in that dtype, or alone."""
     own = "semantics" if run.build.dtype == "float32" else "precision"
+    if run.module is not None and not run.module.exact:
+        return run.stages & {"semantics", "precision"}
     return run.stages & {"semantics", "precision"} | ({"exact"} if {own, "exact"} & run.stages else set())

@@ -22,7 +22,18 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
 }
 
 # Of porter diff, what porter explain has not: with a value, and without.
-_DIFF_FLAGS = ("--reference", "--layers", "--out", "--json", "--html", "--fail-on", "--stage", "--golden-cache")
+_DIFF_FLAGS = (
+    "--port",
+    "--map",
+    "--reference",
+    "--layers",
+    "--out",
+    "--json",
+    "--html",
+    "--fail-on",
+    "--stage",
+    "--golden-cache",
+)
 _DIFF_SWITCHES = ("--grad", "--axes", "--self-check", "--timings")
 
 
@@ -94,9 +105,27 @@ def _failed(report: DiffReport, fail: NodeDiff) -> str:
     if "dump" in report.port.details:  # porter explain changes specs, and a dump has none that it could run
         return f"{where}; look at {suspects(fail.name)}."
     again = next_command(report)
-    if fail.stage == "gradients":
+    if "module" in report.port.details:
+        again = _same_layer(report, fail)
+    elif fail.stage == "gradients":
         again = shlex.join(["porter", "diff", report.name, "--stage", "gradients"])
     return f"{where}; look at {suspects(fail.name)}; next: {again}"
+
+
+def _same_layer(report: DiffReport, fail: NodeDiff) -> str:
+    """The quickest diff that shows whether a module is mended: the stage and the layer that failed."""
+    words = shlex.split(report.command) if report.command.startswith("porter diff") else None
+    layers = "first-bad" if fail.layer is None else str(fail.layer)
+    if words is None:
+        return f"porter.diff(…, layers={layers!r}, stages=[{fail.stage!r}])"
+    rest, kept = iter(words[2:]), []
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if flag in ("--layers", "--stage"):
+            _ = equals or next(rest, "")
+        else:
+            kept.append(word)
+    return shlex.join(["porter", "diff", *kept, "--layers", layers, "--stage", fail.stage])
 
 
 def _missed(report: DiffReport, first: Injected) -> str:

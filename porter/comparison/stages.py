@@ -6,7 +6,7 @@ So golden is one float64 run whose residual stream is rounded between layers, as
 the best that an implementation in the dtype could do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import measure_logits
 from porter.comparison.measure import Tally, measure_propagated
+from porter.comparison.names import kind_of
 from porter.comparison.report import Logits, NodeDiff, StageName
 from porter.errors import UsageError
 from porter.models.matmul import widened_once
@@ -27,13 +28,21 @@ CURVE = ("resid_post", "embed.out", "final.norm")  # nodes that are measured pro
 
 @dataclass(frozen=True)
 class Lanes:
-    """The sides of one stage. `executor` is the port's spec in plain torch: the port itself when it has those ops."""
+    """The sides of one stage.
+
+    Attributes:
+        executor: the port's spec in plain torch, or the port itself when it has those ops; None: no bits are compared.
+        why: says why a port that shows some nodes alone does not show one.
+        looks: told of each node of a layer once it is measured, with golden's tensor.
+    """
 
     dims: Dims
     golden: Lane
     reference: Lane
     port: Lane
-    executor: Lane
+    executor: Lane | None
+    why: Callable[[str], str] | None = None
+    looks: Callable[[NodeDiff, Tensor], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,7 @@ class _States:
 
 def _distinct(lanes: Lanes) -> list[Lane]:
     sides = [lanes.golden, lanes.reference, lanes.port]
-    return sides if lanes.executor is lanes.port else [*sides, lanes.executor]
+    return sides if lanes.executor is None or lanes.executor is lanes.port else [*sides, lanes.executor]
 
 
 def _release(lanes: Lanes) -> None:
@@ -149,7 +158,7 @@ def _release(lanes: Lanes) -> None:
 
 def _compare_embedding(stage: StageName, dtype: str, lanes: Lanes, selection: Selection, run: StageRun) -> _States:
     sides = [lane.embed() for lane in (lanes.golden, lanes.reference, lanes.port)]
-    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.embed()
+    executor = _executed(lanes, sides[2], lambda lane: lane.embed())
     states = _States(*(side["embed.out"] for side in sides))
     if selection.whole or 0 in selection.layers:
         run.declared.add("embed.out")
@@ -168,14 +177,16 @@ def _compare_layer(
     if index not in selection.layers:
         return after
     sides = [golden, lanes.reference.layer(index, given), lanes.port.layer(index, given)]
-    executor = sides[2] if lanes.executor is lanes.port else lanes.executor.layer(index, given)
-    for node in sides[2]:
+    executor = _executed(lanes, sides[2], lambda lane: lane.layer(index, given))
+    for node in merged_names(sides[1], sides[2]):
         name = f"layers.{index}.{node}"
         run.declared.add(name)
-        if node in sides[0] and node in sides[1]:
+        if all(node in side for side in sides):
             run.nodes.append(_measure(name, stage, dtype, sides, executor, node, after))
+            if lanes.looks is not None:
+                lanes.looks(run.nodes[-1], sides[0][node])
         else:
-            run.nodes.append(_not_compared(name, stage, dtype, sides[2][node]))
+            run.nodes.append(not_compared(name, stage, dtype, sides[1:], node, lanes.why))
         if run.nodes[-1].status == "FAIL" and selection.first_bad:
             break
     return after
@@ -190,22 +201,30 @@ def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, r
     reference_sides = _halves(lanes.reference.head(torch.cat((given, states.reference))[:, at]))
     port_sides = _halves(lanes.port.head(torch.cat((given, states.port))[:, at]))
     sides, reference, port = [golden, reference_sides[0], port_sides[0]], reference_sides[1], port_sides[1]
-    executor = sides[2]
-    if lanes.executor is not lanes.port:
-        executor = _halves(lanes.executor.head(torch.cat((given, states.port))[:, at]))[0]
-    for node in sides[2]:
+    executor = _executed(lanes, sides[2], lambda lane: _halves(lane.head(torch.cat((given, states.port))[:, at]))[0])
+    for node in merged_names(sides[1], sides[2]):
         run.declared.add(node)
         if not all(node in side for side in sides):
-            run.nodes.append(_not_compared(node, stage, dtype, sides[2][node]))
+            run.nodes.append(not_compared(node, stage, dtype, sides[1:], node, lanes.why))
             continue
+        for side in sides[2], port:
+            side[node] = fitted(node, side[node], sides[1][node])
         tally = Tally(node, stage, dtype)
         for part in range(0, len(at), _HEAD_TOKENS):
             tokens = slice(part, part + _HEAD_TOKENS)
             golden_value, reference_value, port_value = (side[node][:, tokens] for side in sides)
-            tally.add(port_value, reference_value, golden_value, executor[node][:, tokens], at[tokens])
+            bits = executor[node][:, tokens] if node in executor else None
+            tally.add(port_value, reference_value, golden_value, bits, at[tokens])
         curve = node in CURVE and measure_propagated(port[node], reference[node], sides[0][node])
         run.nodes.append(tally.finish(curve or None))
     run.logits = measure_logits(stage, dtype, at, port["logits"][0], reference["logits"][0], sides[0]["logits"][0])
+
+
+def _executed(lanes: Lanes, port: Nodes, run: Callable[[Lane], Nodes]) -> Nodes:
+    """The executor's nodes of a unit: the port's own where it is the executor, none where there is none."""
+    if lanes.executor is None:
+        return {}
+    return port if lanes.executor is lanes.port else run(lanes.executor)
 
 
 def _halves(nodes: Nodes) -> tuple[Nodes, Nodes]:
@@ -224,13 +243,43 @@ def _measure(
 ) -> NodeDiff:
     tally = Tally(name, stage, dtype)
     golden, reference, port = (side[node] for side in sides)
-    tally.add(port, reference, golden, executor.get(node))
+    tally.add(fitted(name, port, reference), reference, golden, executor.get(node))
     propagated = measure_propagated(after.port, after.reference, after.golden) if node in CURVE else None
     return tally.finish(propagated)
 
 
-def _not_compared(name: str, stage: StageName, dtype: str, value: Tensor) -> NodeDiff:
+def merged_names(reference: Nodes, port: Nodes) -> list[str]:
+    """The nodes of either side in order: the port's, or where it shows only some, the reference's."""
+    if all(node in port for node in reference):
+        return list(port)
+    return list(dict.fromkeys((*reference, *port)))
+
+
+def fitted(name: str, port: Tensor, reference: Tensor) -> Tensor:
+    """The port's node with the reference's axes; heads may be flat on one side.
+
+    Raises:
+        UsageError: it has another number of elements.
+    """
+    if port.shape == reference.shape:
+        return port
+    if port.shape[:2] == reference.shape[:2] and port.numel() == reference.numel():
+        return port.reshape(reference.shape)
+    raise UsageError(
+        f"{name} is {list(port.shape)} in the port, and {list(reference.shape)} in the reference",
+        "the same tensor on both sides",
+        "Correct its line in the map: another place, or its axes, slice or groups.",
+    )
+
+
+def not_compared(
+    name: str, stage: StageName, dtype: str, sides: Sequence[Nodes], node: str, why: Callable[[str], str] | None
+) -> NodeDiff:
+    """The record of a node that one of the sides, reference and port, does not show."""
+    reference, port = sides
+    reason = "the reference does not show it" if node in port or why is None else why(node)
+    value = port[node] if node in port else reference[node]
     return NodeDiff(
-        name=name, kind="observable", stage=stage, dtype=dtype, shape=tuple(value.shape), status="NOT_COMPARED",
-        reason="the reference does not show it",
+        name=name, kind=kind_of(name), stage=stage, dtype=dtype, shape=tuple(value.shape), status="NOT_COMPARED",
+        reason=reason,
     )  # fmt: skip

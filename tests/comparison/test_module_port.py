@@ -1,0 +1,225 @@
+"""A user's module as the port: clean ones pass, planted mistakes fail at the node where they act, errors are told."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from porter.comparison.diff import diff
+from porter.comparison.report import DiffReport
+from porter.errors import ArtifactError, ComparisonError, PorterError, PreflightError, SpecError, UsageError
+from tests.models.tiny import tiny
+
+MODULES = Path(__file__).resolve().parents[1] / "user_modules"
+LAYERS = {"llama": 3, "mistral": 3, "qwen3": 4}
+
+
+@pytest.fixture(autouse=True)
+def working_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(MODULES)
+
+
+def run(family: str, function: str = "load", *, tokens: int = 140, dtype: str = "float32", **given) -> DiffReport:
+    build = tiny(family, dtype=dtype, tokens=tokens)
+    given = {"port": f"module:my_{family}:{function}", "map": MODULES / f"my_{family}.map.yaml", **given}
+    return diff(build, **given)
+
+
+@pytest.mark.parametrize("family", LAYERS)
+def test_a_clean_module_passes(family: str) -> None:
+    report = run(family, dtype="bfloat16" if family == "qwen3" else "float32")
+    assert (report.verdict, report.exit_code) == ("PASS", 0), report.sentence
+    unseen = {node.node for node in report.nodes if node.status == "NOT_COMPARED"}
+    assert unseen == ({"attn.q_rope", "attn.k_rope"} if family == "mistral" else set())
+    assert report.declared == report.compared + len(unseen) * LAYERS[family]
+    assert {node.status for node in report.nodes} <= {"PASS", "NOT_COMPARED"}
+    stages = ["semantics", "precision", "behaviour", "behaviour"] if family == "qwen3" else ["semantics", "behaviour"]
+    assert [stage.name for stage in report.stages] == stages
+    assert {check.name: check.status for check in report.behaviour} == {"logits": "PASS", "decode": "NOT_COMPARED"}
+    assert report.port.what == f"my_{family}:load, a torch module"
+    assert report.axes and all(axis.seen != "exact" for axis in report.axes)
+
+
+@pytest.mark.parametrize(
+    ("family", "function", "first"),
+    [
+        ("llama", "load_swapped", "layers.0.mlp.act"),
+        ("qwen3", "load_without_qk_norm", "layers.0.attn.ctx"),
+        ("mistral", "load_with_a_wider_window", "layers.0.attn.ctx"),
+    ],
+)
+def test_a_planted_mistake_fails_where_it_acts(family: str, function: str, first: str) -> None:
+    report = run(family, function, layers="first-bad")
+    assert (report.verdict, report.exit_code) == ("FAIL", 1)
+    assert (report.first_fail.name, report.first_fail.stage) == (first, "semantics")
+    assert report.sentence.startswith(f"FAIL at {first} (semantics, float32): ρ")
+    assert "next: porter.diff(…, layers='0', stages=['semantics'])" in report.sentence
+    if family == "qwen3":  # modules that are there and are not called: what the mistake is
+        missing = {node.node: node.reason for node in report.nodes if node.status == "NOT_COMPARED"}
+        assert missing == {f"attn.{x}_norm": f"attention.norm_{x} is not called" for x in "qk"}
+
+
+def test_layers_are_fed_what_golden_saw_and_the_curve_is_the_modules_own() -> None:
+    mistaken = nn.Module()
+
+    def load(folder: Path) -> nn.Module:
+        import my_llama
+
+        nonlocal mistaken
+        mistaken = my_llama.load(folder)
+        mistaken.layers[1].__class__ = my_llama.Swapped
+        return mistaken
+
+    sys.path.insert(0, str(MODULES))
+    try:
+        report = run("llama", port=load(tiny("llama").checkpoint()), tokens=20)
+    finally:
+        sys.path.remove(str(MODULES))
+    assert {node.layer for node in report.nodes if node.status == "FAIL"} == {1}
+    curve = {n.layer: n.propagated.rel_l2 for n in report.of_stage("semantics") if n.node == "resid_post"}
+    assert curve[0] < 1e-5 < 1e-2 < curve[1] and curve[2] > 1e-2
+    assert all("forward" not in vars(layer) for layer in mistaken.layers)  # the user's module is as it was
+
+
+def test_exact_is_compared_when_it_is_asked_for() -> None:
+    report = run("qwen3", stages=["exact"], tokens=30)
+    (stage,) = report.stages
+    assert stage.name == "exact" and stage.compared == report.compared > 60
+    assert any(node.exact for node in report.nodes)
+
+
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """my_broken.py in a folder of its own, beside the clean module that it starts from."""
+    (tmp_path / "my_llama.py").write_text((MODULES / "my_llama.py").read_text())
+    (tmp_path / "my_broken.py").write_text("import torch\nimport my_llama\n" + text)
+    monkeypatch.chdir(tmp_path)
+
+
+LOAD = "def load(folder):\n    model = my_llama.load(folder)\n"
+SUBCLASS = "class Other(my_llama.Layer):\n    def forward(self, h, freqs_cis):\n"
+BROKEN = {
+    "import": (
+        "import nothing_of_that_name\n", ArtifactError, 3,
+        r"import my_broken raised: ModuleNotFoundError.*my_broken.py:3",
+    ),
+    "syntax": ("def load(:\n", ArtifactError, 3, r"SyntaxError.*my_broken.py:3"),
+    "no function": ("def lode(folder): ...\n", UsageError, 2, r"my_broken has no 'load'.*did you mean lode"),
+    "raises": (
+        "def load(folder):\n    raise KeyError('wq')\n", ArtifactError, 3,
+        r"my_broken:load raised: KeyError.*my_broken.py:4",
+    ),
+    "no module": ("def load(folder):\n    return 3\n", UsageError, 2, r"my_broken:load gives a int"),
+    "arguments": ("def load(a, b):\n    return 3\n", UsageError, 2, r"my_broken:load needs a, b"),
+    "wrong dtype": (
+        "def load(folder, dtype):\n    return my_llama.load(folder).double()\n", PreflightError, 5,
+        r"was asked for float32 and gives parameters in float64",
+    ),
+    "wrong shape": (
+        SUBCLASS + "        return super().forward(h, freqs_cis)[..., :9]\n" + LOAD
+        + "    model.layers[1].__class__ = Other\n    return model\n", UsageError, 2,
+        r"layers\.1 gives \[\[1, 20, 9\]\].*the residual stream, \[1, 20, 96\]",
+    ),
+    "forward raises": (
+        SUBCLASS + "        return h @ h\n" + LOAD + "    model.layers[1].__class__ = Other\n    return model\n",
+        ArtifactError, 3, r"my_broken:load cannot be run: RuntimeError.*my_broken.py:5",
+    ),
+    "random": (
+        SUBCLASS + "        return super().forward(h, freqs_cis) + torch.randn(96)\n" + LOAD
+        + "    model.layers[1].__class__ = Other\n    return model\n", ComparisonError, 4,
+        r"gives other logits each time it is run",
+    ),
+    "layers twice": (
+        LOAD + "    model.layers[2] = model.layers[1]\n    return model\n", UsageError, 2,
+        r"calls its layers in the order",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_in_a_users_code_is_told(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text, kind, exit_code, message = BROKEN[case]
+    source(tmp_path, monkeypatch, text)
+    with pytest.raises(kind) as caught:
+        run("llama", tokens=20, port="module:my_broken:load")
+    assert re.search(message, str(caught.value), re.DOTALL), caught.value
+    assert caught.value.exit_code == exit_code
+    assert str(tmp_path) not in sys.path
+
+
+def test_values_that_are_no_numbers_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = SUBCLASS + "        return super().forward(h * float('nan'), freqs_cis)\n" + LOAD
+    source(tmp_path, monkeypatch, nan + "    model.layers[1].__class__ = Other\n    return model\n")
+    report = run("llama", tokens=20, port="module:my_broken:load")
+    assert (report.exit_code, report.first_fail.name) == (1, "layers.1.attn.norm")
+    assert "1920 values of the port are not finite" in report.first_fail.reason
+
+
+def test_a_module_that_takes_no_dtype_is_cast_and_its_rounded_buffers_are_told() -> None:
+    import importlib
+
+    sys.path.insert(0, str(MODULES))
+    try:
+        model = importlib.import_module("my_llama").load(tiny("llama").checkpoint())
+    finally:
+        sys.path.remove(str(MODULES))
+    model.register_buffer("inv_freq", model.__dict__.pop("inv_freq"))
+    report = run("llama", port=model, tokens=20, dtype="bfloat16", stages=["precision"])
+    assert any("its buffer inv_freq was rounded to bfloat16 by Module.to" in note for note in report.warnings)
+    assert model.inv_freq.dtype == torch.float32  # a copy was cast
+
+
+IN = "layers: layers.{i}\nnodes:\n  "
+MAPS = {
+    "path": ("layers: layer.{i}\nnodes: {}\n", r"map.yaml:1: layers: there is no module 'layer.0'.*did you mean"),
+    "number": ("layers: [layers.0, layers.1]\nnodes: {}\n", r"map.yaml:1: layers: 2 paths.*3, one a layer"),
+    "no number": ("layers: layers\nnodes: {}\n", r"map.yaml:1: layers.*has no \{i\}"),
+    "module": (IN + "attn.out: w0\n", r"map.yaml:3: there is no module 'w0'"),
+    "node": (IN + "attn.ctxt: wo\n", r"map.yaml:3: no node is called 'attn.ctxt'.*attn.ctx"),
+    "stream": (IN + "resid_post: wo\n", r"map.yaml:3: resid_post is what goes into"),
+    "tap": (IN + "attn.out: wo:out\n", r"map.yaml:3: attn.out: at: 'wo:out' is no place"),
+    "key": (IN + "attn.q: {at: wqkv, slise: 0:96}\n", r"slise: unknown key; did you mean slice"),
+    "slice": (IN + "attn.q: {at: wqkv, slice: q}\n", r"slice: 'q' is no slice"),
+    "heads": (IN + "attn.ctx: {at: wo:input, heads: [1, 0]}\n", r"2 heads are declared, and there are 6"),
+    "rope": (IN + "attn.ctx: {at: wo:input, rope: half}\n", r"the reference has half RoPE itself"),
+    "axes": (IN + "attn.ctx: {at: wo:input, axes: BHTK}\n", r"the axes BHTK are 4, and the tensor is"),
+    "no heads": (IN + "mlp.out: {at: w2, repeat: 3}\n", r"the node has no heads"),
+    "width": (IN + "mlp.act: w2\n", r"layers.0.mlp.act is \[1, 20, 96\] in the port, and \[1, 20, 160\]"),
+    "top": ("nodes: {}\n", r"it lacks layers, or nodes"),
+    "unknown": ("layer: x\n", r"map.yaml:1: unknown key 'layer'.*did you mean layers"),
+    "empty": ("", r"map.yaml:1: an empty file.*the keys layers and nodes"),
+    "braces": ("layers: {at: layers.{i}}\nnodes: {}\n", r"map.yaml:1: .*quotes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MAPS)
+def test_a_wrong_map_is_refused_with_its_line(case: str, tmp_path: Path) -> None:
+    text, message = MAPS[case]
+    (tmp_path / "map.yaml").write_text(text)
+    with pytest.raises(PorterError) as caught:
+        run("llama", tokens=20, map=tmp_path / "map.yaml")
+    assert re.search(message, str(caught.value), re.DOTALL), caught.value
+    assert isinstance(caught.value, SpecError | UsageError) and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "message"),
+    [
+        ({"map": None}, UsageError, "--port without --map"), ({"port": None}, UsageError, "--map without --port"),
+        ({"port": "dump"}, UsageError, "--port 'dump'"), ({"reference": "keras"}, UsageError, "--reference 'keras'"),
+        ({"port": "module:my_llama.py:load"}, UsageError, "names a file"),
+        ({"port": "module:my_llama"}, UsageError, "names no function"),
+        ({"port": "module:nowhere:load"}, UsageError, "there is no module 'nowhere'"),
+        ({"port": "module:nowhere.at.all:load"}, UsageError, "there is no module 'nowhere.at.all'"),
+        ({"map": "nowhere.yaml"}, ArtifactError, "nowhere.yaml: No such file"),
+        ({"ops": "triton"}, UsageError, "--ops triton with --port"), ({"grad": True}, UsageError, "--grad with --port"),
+        ({"self_check": True}, UsageError, "--self-check with --port"),
+        ({"stages": ["behaviour"]}, UsageError, "--stage behaviour with --port"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_flags_that_do_not_fit_are_refused(given: dict, kind: type, message: str) -> None:
+    with pytest.raises(kind, match=re.escape(message)):
+        run("llama", tokens=20, **given)
