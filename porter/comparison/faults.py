@@ -142,7 +142,7 @@ def _unit_of(parameter: str) -> str:
     """Where a parameter acts first; a tied head's is the embedding's."""
     if parameter.startswith("layers."):
         return ".".join(parameter.split(".")[:2])
-    return "head" if parameter.startswith(("head.", "final_norm.")) else "embed"
+    return "head" if parameter.startswith(("head.", "final_norm.", "project_out.")) else "embed"
 
 
 def _short(value: object) -> str:

@@ -47,6 +47,8 @@ class Attention(nn.Module):
         if spec.qk_norm and spec.qk_norm.when == "after_rope":
             q_BTHK, k_BTGK = self._normalize(q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2), tap)
             q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
+        if spec.scale_on == "query":
+            q_BHTK = q_BHTK * spec.scale
         q_BTHK, k_BTGK = q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2)
         tap("attn.q_rope", q_BTHK)
         tap("attn.k_rope", k_BTGK)
@@ -86,8 +88,6 @@ class Attention(nn.Module):
     def _attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, positions: Positions) -> Tensor:
         spec = self.block.attn
         k_BHSK, v_BHSK = (_repeat_heads(t, self.dims.heads // self.dims.kv_heads) for t in (k_BGSK, v_BGSK))
-        if spec.scale_on == "query":
-            q_BHTK = q_BHTK * spec.scale
         if spec.scores_dtype == "fp32":
             wide = torch.promote_types(q_BHTK.dtype, torch.float32)
             scores_BHTS = q_BHTK.to(wide) @ k_BHSK.to(wide).transpose(2, 3)

@@ -36,20 +36,21 @@ class Layer(nn.Module):
         routing_BTK: Tensor | None = None,
     ) -> Tensor:
         block, scale = self.block, self.block.residual_scale
-        normed_BTD = self._pre(self.attn, "attn.norm", x_BTD, tap) if block.attn.pre_norm else x_BTD
+        normed_BTD = self._norm(self.attn, "attn.norm", x_BTD, tap) if block.attn.pre_norm else x_BTD
         attn_BTD = self.attn(normed_BTD, positions, cache, tap)
         tap("attn.out", attn_BTD)
-        attn_BTD = self._post(self.attn, "attn.post_norm", attn_BTD, tap) if block.attn.post_norm else attn_BTD
+        attn_BTD = self._norm(self.attn, "attn.post_norm", attn_BTD, tap) if block.attn.post_norm else attn_BTD
         attn_BTD = attn_BTD if scale == 1.0 else attn_BTD * scale
         if block.topology == "parallel":
             into_BTD = normed_BTD if block.mlp.pre_norm == "shared" else x_BTD
         else:
-            x_BTD = into_BTD = x_BTD + attn_BTD
+            x_BTD = x_BTD + attn_BTD
+            x_BTD = into_BTD = self._norm(self.attn, "attn.after_norm", x_BTD, tap) if block.attn.after_norm else x_BTD
             tap("resid_mid", x_BTD)
         if block.mlp.pre_norm is True:
-            into_BTD = self._pre(self.mlp, "mlp.norm", into_BTD, tap)
+            into_BTD = self._norm(self.mlp, "mlp.norm", into_BTD, tap)
         mlp_BTD: Tensor = self.mlp(into_BTD, tap) if self.moe is None else self.moe(into_BTD, tap, routing_BTK)
-        mlp_BTD = self._post(self.mlp, "mlp.post_norm", mlp_BTD, tap) if block.mlp.post_norm else mlp_BTD
+        mlp_BTD = self._norm(self.mlp, "mlp.post_norm", mlp_BTD, tap) if block.mlp.post_norm else mlp_BTD
         mlp_BTD = mlp_BTD if scale == 1.0 else mlp_BTD * scale
         if block.topology == "sequential":
             x_BTD = x_BTD + mlp_BTD
@@ -57,18 +58,13 @@ class Layer(nn.Module):
             x_BTD = (x_BTD + attn_BTD) + mlp_BTD
         else:
             x_BTD = (mlp_BTD + attn_BTD) + x_BTD
+        x_BTD = self._norm(self.mlp, "mlp.after_norm", x_BTD, tap) if block.mlp.after_norm else x_BTD
         tap("resid_post", x_BTD)
         return x_BTD
 
     @staticmethod
-    def _pre(branch: nn.Module, node: str, x_BTD: Tensor, tap: Tap) -> Tensor:
-        y_BTD: Tensor = branch.get_submodule("norm")(x_BTD)
-        tap(node, y_BTD)
-        return y_BTD
-
-    @staticmethod
-    def _post(branch: nn.Module, node: str, x_BTD: Tensor, tap: Tap) -> Tensor:
-        y_BTD: Tensor = branch.get_submodule("post_norm")(x_BTD)
+    def _norm(branch: nn.Module, node: str, x_BTD: Tensor, tap: Tap) -> Tensor:
+        y_BTD: Tensor = branch.get_submodule(node.partition(".")[2])(x_BTD)
         tap(node, y_BTD)
         return y_BTD
 
@@ -78,10 +74,12 @@ class Embedding(nn.Module):
 
     def __init__(self, blueprint: Blueprint, ops: Ops) -> None:
         super().__init__()
-        dims, self.spec = blueprint.dims, blueprint.embed
-        self.embed = Table(dims.vocab, dims.hidden)
+        dims, self.spec, width = blueprint.dims, blueprint.embed, blueprint.embed_width
+        self.embed = Table(dims.vocab, width)
+        projected = width != dims.hidden
+        self.project_in = Linear(dims.hidden, width, bias=False, stored_in_out=False) if projected else None
         if self.spec.positions == "learned":
-            self.pos = Table(dims.max_pos + self.spec.pos_offset, dims.hidden)
+            self.pos = Table(dims.pos_rows, dims.hidden)
         if self.spec.norm:
             self.embed_norm = Normalize(blueprint.norm, (dims.hidden,), ops)
 
@@ -93,6 +91,8 @@ class Embedding(nn.Module):
                 x_BTD = x_BTD * scale.to(device=x_BTD.device, dtype=x_BTD.dtype)
             else:
                 x_BTD = x_BTD * self.spec.scale
+        if self.project_in is not None:
+            x_BTD = self.project_in(x_BTD)
         if self.spec.positions == "learned":
             x_BTD = x_BTD + F.embedding(positions.ids_BT + self.spec.pos_offset, self.pos.weight)
         if self.spec.norm:
@@ -108,12 +108,17 @@ class Head(nn.Module):
         super().__init__()
         dims, self.spec, self.ops = blueprint.dims, blueprint.head, ops
         self.final_norm = Normalize(blueprint.norm, (dims.hidden,), ops) if blueprint.final_norm else None
-        self.head = Linear(dims.vocab, dims.hidden, self.spec.bias, stored_in_out=False)
+        width = blueprint.embed_width
+        projected = width != dims.hidden
+        self.project_out = Linear(width, dims.hidden, bias=False, stored_in_out=False) if projected else None
+        self.head = Linear(dims.vocab, width, self.spec.bias, stored_in_out=False)
 
     def forward(self, x_BTD: Tensor, tap: Tap = no_tap) -> Tensor:
         if self.final_norm is not None:
             x_BTD = self.final_norm(x_BTD)
             tap("final.norm", x_BTD)
+        if self.project_out is not None:
+            x_BTD = self.project_out(x_BTD)
         logits_BTV: Tensor = self.head(x_BTD)
         if self.spec.mul != 1.0:
             logits_BTV = logits_BTV * self.spec.mul

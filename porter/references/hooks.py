@@ -33,11 +33,15 @@ class Hook:
 
     def attach(self, note: Note) -> RemovableHandle:
         def see(value: Any) -> None:
-            note(value[0] if isinstance(value, tuple) else value, self.split)
+            note(value[0] if isinstance(value, tuple) else value, self._split_rows)
 
         if self.of_input:
             return self.module.register_forward_pre_hook(lambda _module, args: see(args[self.argument]))
         return self.module.register_forward_hook(lambda _module, _args, out: see(out))
+
+    def _split_rows(self, value: Tensor) -> dict[str, Tensor]:
+        """The nodes; of a value whose tokens lie in a row, [T, …] as OPT's feed-forward has it, with the batch of 1."""
+        return self.split(value[None] if value.ndim == 2 else value)
 
 
 def modules_by_path(model: nn.Module, blueprint: Blueprint) -> Modules:

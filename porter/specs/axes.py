@@ -85,6 +85,10 @@ def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
     if embed.scale is not None:
         tried.append(("scale", embed.scale, 1.0))
         tried.append(("scale_rounding", embed.scale_rounding, _SWAPS["scale_rounding"][embed.scale_rounding]))
+    if embed.pos_offset:
+        tried.append(("pos_offset", embed.pos_offset, 0))
+    if embed.norm:
+        tried.append(("norm", True, False))
     for name, value, other in tried:
         changed = blueprint.model_copy(update={"embed": embed.model_copy(update={name: other})})
         yield Change(f"embed.{name}", value, other, changed, None, _is_rounding(name))
@@ -126,7 +130,10 @@ def _with_qk_norm(block: Block, name: str, value: Any, other: Any) -> Block:
 def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     attn, rope, mlp = block.attn, block.rope, block.mlp
     yield "attn.scale", attn.scale, attn.scale * 1.05
-    yield "attn.scale_on", attn.scale_on, _SWAPS["attn.scale_on"][attn.scale_on]
+    if attn.scale != 1.0:
+        yield "attn.scale_on", attn.scale_on, _SWAPS["attn.scale_on"][attn.scale_on]
+    if attn.after_norm:
+        yield "attn.after_norm", True, False
     if attn.window is not None:
         yield "attn.window", attn.window, attn.window + 1
     if attn.softcap is not None:
@@ -151,6 +158,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
         elif mlp.pre_norm is not True or attn.pre_norm:
             yield "topology", block.topology, "sequential"
     yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
+    if mlp.after_norm:
+        yield "mlp.after_norm", True, False
     if block.residual_scale != 1.0:
         yield "residual_scale", block.residual_scale, 1.0
 

@@ -36,6 +36,11 @@ class Blueprint(Strict):
         """sha256 of the blueprint, in hex; two specs with the same hash compute the same."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
+    @property
+    def embed_width(self) -> int:
+        """Columns of the tables of tokens, into the model and out of it."""
+        return self.embed.width or self.dims.hidden
+
     def parameters(self) -> dict[str, "Parameter"]:
         """Every parameter by name, in the order of the forward pass."""
         return {parameter.name: parameter for parameter in _parameters(self)}
@@ -146,18 +151,24 @@ def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, tuple[i
             found[name] = (attn.qk_norm, shape)
     if attn.post_norm:
         found["attn.post_norm"] = (norm, width)
+    if attn.after_norm:
+        found["attn.after_norm"] = (norm, width)
     if mlp.pre_norm is True:
         found["mlp.norm"] = (norm, width)
     if mlp.post_norm:
         found["mlp.post_norm"] = (norm, width)
+    if mlp.after_norm:
+        found["mlp.after_norm"] = (norm, width)
     return found
 
 
 def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
-    dims, norm = blueprint.dims, blueprint.norm
-    yield Parameter("embed.weight", (dims.vocab, dims.hidden), "embedding")
+    dims, norm, columns = blueprint.dims, blueprint.norm, blueprint.embed_width
+    yield Parameter("embed.weight", (dims.vocab, columns), "embedding")
+    if columns != dims.hidden:
+        yield Parameter("project_in.weight", (dims.hidden, columns), "linear")
     if blueprint.embed.positions == "learned":
-        yield Parameter("pos.weight", (dims.max_pos + blueprint.embed.pos_offset, dims.hidden), "embedding")
+        yield Parameter("pos.weight", (dims.pos_rows, dims.hidden), "embedding")
     if blueprint.embed.norm:
         yield from _norm_parameters("embed_norm", norm, (dims.hidden,))
     for i, block in enumerate(blueprint.blocks):
@@ -175,8 +186,10 @@ def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
             yield Parameter(f"layers.{i}.{name}.weight", (count,), kind)
     if blueprint.final_norm:
         yield from _norm_parameters("final_norm", norm, (dims.hidden,))
+    if columns != dims.hidden:
+        yield Parameter("project_out.weight", (columns, dims.hidden), "linear")
     if not blueprint.head.tied:
-        yield Parameter("head.weight", (dims.vocab, dims.hidden), "linear")
+        yield Parameter("head.weight", (dims.vocab, columns), "linear")
     if blueprint.head.bias:
         yield Parameter("head.bias", (dims.vocab,), "bias")
 

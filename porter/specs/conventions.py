@@ -28,8 +28,16 @@ def conventions(blueprint: Blueprint) -> list[tuple[str, str]]:
 def _embedding(blueprint: Blueprint) -> str:
     embed = blueprint.embed
     scale = "" if embed.scale is None else f"× {embed.scale:g} ({'rounded to the activations' if embed.scale_rounding == 'act' else 'not rounded'})"  # fmt: skip  # noqa: E501
-    parts = [scale, "+ learned positions" if embed.positions == "learned" else "", "norm after" if embed.norm else ""]
+    parts = [scale, _positions(blueprint), "norm after" if embed.norm else ""]
+    if blueprint.embed_width != blueprint.dims.hidden:
+        parts.append(f"{blueprint.embed_width} wide, projected in and out")
     return ", ".join(part for part in parts if part) or "plain"
+
+
+def _positions(blueprint: Blueprint) -> str:
+    offset = blueprint.embed.pos_offset
+    past = f", {offset} rows skipped" if offset else ""
+    return f"+ learned positions{past}" if blueprint.embed.positions == "learned" else ""
 
 
 def _norm(norm: Norm) -> str:
@@ -39,11 +47,12 @@ def _norm(norm: Norm) -> str:
 
 def _placement(block: Block) -> str:
     sides = {(True, False): "pre", (True, True): "pre and post", (False, True): "post", (False, False): "none"}
+    after = ", norms after the sums" if block.attn.after_norm or block.mlp.after_norm else ""
     shared = ", one norm shared" if block.mlp.pre_norm == "shared" else ""
     order = ", (attn + mlp) + x" if block.add_order == "branches_first" else ", (x + attn) + mlp"
     scale = f", branches × {block.residual_scale:g}" if block.residual_scale != 1 else ""
     order = order if block.topology == "parallel" else ""
-    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{shared}{order}{scale}"
+    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{after}{shared}{order}{scale}"
 
 
 def _rope(blueprint: Blueprint) -> str:

@@ -95,6 +95,8 @@ def _resolve(
     dims = _dims(tree, names)
     _check_requirements(tree, names)
     norm = validate(Norm, evaluate_map(tree["norm"], names), tree, ("norm",))
+    embed = validate(Embed, evaluate_map(tree["embed"], names), tree, ("embed",))
+    _check_positions(tree, dims, embed)
     cases = choose_cases(tree, dims, names)
     blocks = change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names)
     blueprint = Blueprint(
@@ -102,7 +104,7 @@ def _resolve(
         model_type=tree["model_type"],
         architecture=tree["architecture"],
         dims=dims,
-        embed=validate(Embed, evaluate_map(tree["embed"], names), tree, ("embed",)),
+        embed=embed,
         norm=norm,
         blocks=blocks,
         final_norm=_flag(tree, "final_norm", names),
@@ -161,6 +163,16 @@ def _check_requirements(tree: Map, names: Mapping[str, Any]) -> None:
                 "a config for which it holds",
                 "This variant of the family is not described by the spec; another family file is needed.",
             )
+
+
+def _check_positions(tree: Map, dims: Dims, embed: Embed) -> None:
+    rows = embed.pos_offset + dims.max_pos
+    if embed.positions == "learned" and rows > dims.pos_rows:
+        raise SpecError(
+            f"{locate(tree, ('embed', 'pos_offset'))}: embed.pos_offset = {embed.pos_offset} reads past the table",
+            f"at most {dims.pos_rows - dims.max_pos}: dims.pos_rows are {dims.pos_rows}, dims.max_pos {dims.max_pos}",
+            "Correct embed.pos_offset, or dims.pos_rows.",
+        )
 
 
 def _flag(tree: Map, key: str, names: Mapping[str, Any]) -> bool:

@@ -21,6 +21,7 @@ class Embed(Strict):
     positions: Literal["none", "learned"] = Field("none", description="learned: a position table is added (GPT-2).")
     pos_offset: int = Field(0, ge=0, description="Rows skipped in the position table (OPT: 2).")
     norm: bool = Field(False, description="A norm right after the embedding (BLOOM).")
+    width: int | None = Field(None, gt=0, description="Columns of the token table; where they are not the stream's, a projection leads in and one out (OPT-350m). null: the stream's.")  # fmt: skip  # noqa: E501
 
 
 class Norm(Strict):
@@ -63,6 +64,7 @@ class Attention(Strict):
 
     pre_norm: bool = Field(True, description="A norm before the branch.")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added (Gemma 2, OLMo 2).")
+    after_norm: bool = Field(False, description="A norm on the stream, after the branch is added (GPT, OPT-350m).")
     bias_qkv: bool = Field(False, description="q, k and v have biases.")
     bias_o: bool = Field(False, description="The output projection has a bias.")
     clip_qkv: float | None = Field(None, gt=0, description="q, k, v are clipped to [-c, c] (OLMo).")
@@ -131,6 +133,7 @@ class Mlp(Strict):
 
     pre_norm: Literal[True, False, "shared"] = Field(True, description="A norm before the branch; shared: attention's.")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
+    after_norm: bool = Field(False, description="A norm on the stream, after the branch is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
     act: Annotated[Activation, BeforeValidator(read_activation)] = Field(
         description="Activation; HF's names are read too."
@@ -153,6 +156,8 @@ class Block(Strict):
     def _known_combination(self) -> "Block":
         if self.mlp.pre_norm == "shared" and (self.topology != "parallel" or not self.attn.pre_norm):
             raise ValueError("mlp.pre_norm shared needs topology: parallel and attn.pre_norm: true")
+        if self.topology == "parallel" and (self.attn.after_norm or self.mlp.after_norm):
+            raise ValueError("topology parallel adds both branches at once; it has no after_norm")
         return self
 
 
@@ -180,6 +185,7 @@ class Dims(Strict):
     head_dim: Count
     ffn: Count = Field(description="Width of the feed-forward branch.")
     max_pos: Count = Field(description="Longest context, in tokens.")
+    pos_rows: Count = Field(description="Rows of a learned position table (OPT, BioGPT: max_pos + 2).")
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Dims":
@@ -223,7 +229,7 @@ class Weights(Strict):
 
     strip: tuple[str, ...] = Field((), strict=False, description="Prefixes that a checkpoint may have or lack.")
     layer: str = Field("model.layers.{i}", description="Prefix of layer i.")
-    globals: dict[str, WeightRule] = Field(description="embed, pos, embed_norm, final_norm, head.")
+    globals: dict[str, WeightRule] = Field(description="embed, pos, project_in, embed_norm, final_norm, project_out, head.")  # fmt: skip  # noqa: E501
     block: dict[str, WeightRule] = Field(description="attn.norm, attn.q, attn.qkv, mlp.gate, …; relative to `layer`.")
     keep_fp32: tuple[str, ...] = Field((), strict=False, description="Names that stay float32 in a narrower model, as HF keeps them: moe.router.")  # fmt: skip  # noqa: E501
     ignore: tuple[str, ...] = Field((), strict=False, description="Globs of checkpoint tensors that are no parameters.")

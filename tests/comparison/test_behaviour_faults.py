@@ -72,6 +72,10 @@ FAULTS = {
         "gpt2", Positions, "_count_positions", {COUNTED: SLOTS_WHERE_PACKED},
         {"packed": "FAIL"},
     ),
+    "positions run on across documents, which the reference does not keep apart": Fault(
+        "opt", Positions, "_count_positions", {COUNTED: SLOTS_WHERE_PACKED},
+        {"packed": "FAIL"},
+    ),
     "all rows attend to the keys of the first": Fault(
         "llama", Attention, "_attend",
         {"spec = self.block.attn\n": "spec = self.block.attn\n    k_BGSK = k_BGSK[:1].expand_as(k_BGSK)\n"},

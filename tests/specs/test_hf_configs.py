@@ -28,7 +28,8 @@ PUBLISHED = {  # elements of the safetensors on the hub, a tied head counted onc
     "qwen3-0.6b": 596_049_920, "qwen3-8b": 8_190_735_360,
     "phi-1.5": 1_418_270_720, "phi-2": 2_779_683_840, "starcoder2-3b": 3_030_371_328, "gpt-j-6b": 6_050_882_784,
     "starcoderbase-1b": 1_137_207_296, "starcoder": 15_517_456_384, "gpt-neo-125m": 125_198_592,
-    "gpt-neo-1.3b": 1_315_575_808, "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
+    "gpt-neo-1.3b": 1_315_575_808, "opt-125m": 125_239_296,
+    "opt-350m": 331_196_416, "biogpt": 346_763_264, "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
 }  # fmt: skip
 TEST_IDS = [f"{name}-{size}" for name, size in SIZES]
 

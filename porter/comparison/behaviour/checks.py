@@ -13,7 +13,7 @@ from porter.comparison.behaviour.routes import (
     Route,
     widest_window,
 )
-from porter.comparison.behaviour.walk import CACHE, STREAM, Reading
+from porter.comparison.behaviour.walk import ANOTHER, CACHE, STREAM, Reading
 from porter.comparison.report import SAFE_MARGIN, Behaviour, Logits, LogitsAt, Verdict
 from porter.comparison.verdicts import BEHAVIOUR, FLOORS
 from porter.specs.blueprint import Blueprint
@@ -78,7 +78,8 @@ def _worst(name: str, readings: Sequence[Reading], good: float, bad: float) -> t
 
 def _outcome(status: Verdict, found: Reading) -> str:
     if status == "PASS":
-        return f"{found.ratio:.2g} × what rounding explains" if found.ratio else "equal to the bit"
+        other = "; the reference itself computes otherwise" if found.reference_apart > ANOTHER else ""
+        return (f"{found.ratio:.2g} × what rounding explains" if found.ratio else "equal to the bit") + other
     across = found.across > found.apart
     if found.check == CACHE:
         other = "HF's cache" if across else "what attention computed"

@@ -6,6 +6,8 @@
 
 Each is the relative error of the worst token. A port may be as far apart as the larger of the floor and what the
 reference is itself; and as far across as the larger of the floor and what port and reference are in one forward pass.
+Where the route makes the reference another function (OPT does not keep documents apart), a port is right if the route
+costs it rounding alone, or if it is as the reference is.
 What a cache holds is compared with what attention computed (apart) and with HF's cache (across).
 """
 
@@ -21,6 +23,7 @@ from porter.comparison.behaviour.routes import WHOLE, Piece, Route
 from porter.comparison.verdicts import FLOORS, UNDECIDABLE
 from porter.models.matmul import widened_once
 
+ANOTHER = 100  # floors that a reference's route is from its base when it is not rounding, but another function
 STREAM = "resid_post"
 CACHE = "cache"
 
@@ -159,6 +162,9 @@ class _Layer:
         before, _ = worst_token(port_base, reference_base)
         apart = _Worst(*worst_token(port, port_base), max(floor, reference_apart))
         across = _Worst(*worst_token(port, reference), max(floor, before))
+        if reference_apart > ANOTHER * floor:
+            own = _Worst(apart.error, apart.at, floor)
+            apart = across = min(own, across, key=lambda each: each.ratio)
         where = (piece.row, slots.start, piece.prompt)
         yield self._reading(route.check, route, node, where, apart, across, floor, reference_apart)
 

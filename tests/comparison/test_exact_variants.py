@@ -1,0 +1,26 @@
+"""Branches of a family's spec that its tiny size does not take: other configs, each bit-equal to HF in both dtypes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from porter.comparison.exactness import check_exactness, plan_exact
+
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("gpt_bigcode", {"multi_query": False}),  # rows of each head together
+    ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),  # the 350m
+    ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
+    ("phi", {"qk_layernorm": False}),
+    ("stablelm", {"use_parallel_residual": True}),
+]
+
+
+@pytest.mark.parametrize(("family", "changes"), VARIANTS, ids=[f"{name}-{'-'.join(each)}" for name, each in VARIANTS])
+def test_a_variant_is_exact(family: str, changes: dict[str, Any]) -> None:
+    build = plan_exact(family, "tiny")
+    varied = replace(build, config={**build.config, **changes})
+    assert varied.blueprint != build.blueprint
+    rows = list(check_exactness(varied))
+    assert [row.dtype for row in rows] == ["float32", "bfloat16"]
+    assert [(row.dtype, row.first, row.difference) for row in rows if not row.exact] == []
