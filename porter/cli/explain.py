@@ -19,7 +19,7 @@ def explain(ctx: click.Context, /, model: str | None, json_path: str | None, **g
 
     MODEL is what porter build takes; without it, the build just made. Other values of the axes that act at the first
     failing node are tried there, until it and what follows are at the floor. Exits with 0 when all is explained or
-    nothing differs, 1 when a part is, 4 when no change of the spec helps.
+    nothing differs, 1 when a part of it or nothing is.
     """
     to_file = Path(json_path) if json_path and json_path != "-" else None
     if to_file:

@@ -39,12 +39,18 @@ def _card(step: Step, port_dtype: str) -> str:
     for each in change:
         rows += [("axis", each.path), ("the port has", each.value), ("the reference", each.other)]
     assert step.after is not None
-    if step.by == "semantics":
+    if step.by == "preflight":
+        rows.append(("the tensors", f"{step.failing} do not fit → all fit"))
+    elif step.by == "semantics":
         rows.append(("at the node", f"ρ {step.before.residual:.3g} → {step.after.residual:.3g}"))
     else:
         rows.append(("at the node", f"differs in bits, by {step.before.residual:.1e} → bit-equal"))
-    rows.append(("explains", f"{step.explained} of {step.failing} nodes of {step.unit} that differ"))
-    lines = [f"{step.before.name} ({step.by}, {dtype})", *(f"  {name:<15}{value}" for name, value in rows)]
+    if step.by != "preflight":
+        rows.append(("explains", f"{step.explained} of {step.failing} nodes of {step.unit} that differ"))
+    lines = [
+        f"{step.before.name} ({step.by if step.by == 'preflight' else f'{step.by}, {dtype}'})",
+        *(f"  {name:<15}{value}" for name, value in rows),
+    ]
     for each in change:
         lines += ["  patch", *(f"    {line}" for line in each.patch.splitlines())]
     return "\n".join(lines + _equals(step))
@@ -61,7 +67,8 @@ def _equals(step: Step) -> list[str]:
 
 
 def _unexplained(step: Step) -> str:
-    head = f"{step.before.name} ({step.by}): no change of the spec brings it to the floor"
+    fails = "makes all tensors fit" if step.by == "preflight" else "brings it to the floor"
+    head = f"{step.before.name} ({step.by}): no change of the spec {fails}"
     if not step.tried:
         return f"{head}; {MOST_FAULTS} faults were found before it, or no axis acts there."
     lines = [head, f"  tried          {step.tried} values of {len(step.axes)} axes: {', '.join(step.axes)}"]
@@ -71,11 +78,13 @@ def _unexplained(step: Step) -> str:
 
 
 def _size(step: Step) -> str:
+    if step.by == "preflight":
+        return f"{step.failing} do not fit"
     return f"ρ {step.before.residual:.3g}" if step.by == "semantics" else f"off by {step.before.residual:.1e}"
 
 
 def _left(step: Step, tried: Tried) -> str:
-    return f"{tried.residual:.3g}" if step.by == "semantics" else f"{tried.residual:.1e}"
+    return f"{tried.residual:.3g}" if step.by != "exact" else f"{tried.residual:.1e}"
 
 
 def _told(change: Change) -> str:

@@ -17,14 +17,17 @@ from porter.comparison.preflight import load_tokenizer
 from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.request import find_build
+from porter.explanation.fit import explain_misfits
 from porter.explanation.search import Outcome, Search, Step
 from porter.explanation.trial import By, Unit
 from porter.models.build import Build
 from porter.models.choices import pick_device
 from porter.references.hf import HfReference
 from porter.specs.blueprint import Blueprint
-from porter.weights.reader import SharedTensors, WeightReader
+from porter.specs.ledger import misfits
+from porter.weights.reader import SharedTensors, WeightReader, open_weights
 
+_MOST_BYTES = 2**31
 _HEAD_TOKENS = 16  # of the head, which is as wide as the vocabulary, the last tokens alone
 
 
@@ -48,8 +51,8 @@ class Explanation:
 
     @property
     def exit_code(self) -> int:
-        """0: explained, or nothing to explain; 1: partly; 4: not."""
-        return {"nothing": 0, "explained": 0, "partly": 1, "unexplained": 4}[self.outcome]
+        """0: explained, or nothing to explain; 1: partly, or not."""
+        return 0 if self.outcome in ("nothing", "explained") else 1
 
 
 @torch.no_grad()
@@ -88,15 +91,21 @@ def explain(
     stages: list[tuple[By, str]] = [("semantics", "float32"), ("exact", build.dtype)]
     units = build.blueprint.dims.layers + 2
     progress.plan([Work(f"{by} {kind}", units, ids_BT.shape[1]) for by, kind in stages])
-    for by, kind in stages:
-        walk = _Walk(build, folder, ids_BT, by, getattr(torch, kind))
+    explain_misfits(search, folder)
+    for by, kind in stages if not search.stuck else ():
+        walk = _Walk(search, folder, ids_BT, by, getattr(torch, kind))
+        together: list[Unit] = []
         for name, unit in walk.units():
+            progress.done(f"{by} {kind}", name)
             if unit is not None:
                 looked_at.append(f"{kind} {name}")
-                search.visit(unit)
-            progress.done(f"{by} {kind}", name)
+                together.append(unit)
+                if not walk.fits_in_memory:
+                    search.visit(together.pop())
             if search.stuck:
                 break
+        for unit in together:
+            search.visit(unit, together)
         if search.stuck:
             break
     return Explanation(
@@ -108,20 +117,29 @@ def explain(
 class _Walk:
     """The reference in one dtype, and golden for semantics, through embedding, layers and head."""
 
-    def __init__(self, build: Build, folder: Path, ids_BT: torch.Tensor, by: By, dtype: torch.dtype) -> None:
-        self.build, self.by, self.dtype, self.ids_BT = build, by, dtype, ids_BT
-        self.device = torch.device(pick_device(build.device))
-        right = build.reader()
+    def __init__(self, search: Search, folder: Path, ids_BT: torch.Tensor, by: By, dtype: torch.dtype) -> None:
+        self.port, self.by, self.dtype, self.ids_BT = search.resolved.blueprint, by, dtype, ids_BT
+        self.device = torch.device(pick_device(search.build.device))
+        right = open_weights(self.port, folder)
         self.reader: WeightReader = replace(right, shared=SharedTensors(right.checkpoint))
-        blueprint = build.reference_blueprint
+        blueprint = search.build.reference_blueprint
+        if misfits(blueprint, {name: info.shape for name, info in right.checkpoint.tensors.items()}):
+            blueprint = self.port  # a family of one's own, whose file has the fault
         self.reference = HfReference(blueprint, folder, dtype, self.device, tensors=self.reader.shared)
         self.golden = self.reference.golden_of(folder) if by == "semantics" else None
         self.lanes = [lane for lane in (self.reference, self.golden) if lane is not None]
-        self.kinds = _kinds(build.blueprint, blueprint)
+        self.kinds = _kinds(self.port, blueprint)
+
+    @property
+    def fits_in_memory(self) -> bool:
+        """Whether the nodes of all units that are looked at may be held at once."""
+        dims, units = self.port.dims, len(self.kinds) + 2 if self.by == "semantics" else self.port.dims.layers
+        wide = 8 * dims.hidden + 4 * dims.ffn + 4 * (dims.heads + 2 * dims.kv_heads) * dims.head_dim
+        return units * self.ids_BT.shape[1] * wide * 12 < _MOST_BYTES  # 4 of float32 and 8 of float64
 
     def units(self) -> Iterator[tuple[str, Unit | None]]:
         """Each unit by its name, with what is judged there; None where it is only passed through."""
-        stream, num_layers = self.golden or self.reference, self.build.blueprint.dims.layers
+        stream, num_layers = self.golden or self.reference, self.port.dims.layers
         for lane in self.lanes:
             lane.start(self.ids_BT)
         nodes = [lane.embed() for lane in self.lanes]
@@ -145,16 +163,17 @@ class _Walk:
     def _unit(self, name: str, inputs: dict[int, torch.Tensor], nodes: list[Nodes]) -> Unit:
         captured = Captured(self.ids_BT, inputs)
         golden = nodes[1] if self.golden is not None else None
-        return Unit(name, self.by, self.dtype, self.device, captured, self.reader, nodes[0], golden)
+        alike = self.kinds.get(next(iter(inputs), -1), ()) if self.by == "semantics" else ()
+        return Unit(name, self.by, self.dtype, self.device, captured, self.reader, nodes[0], golden, alike)
 
     def _release(self) -> None:
         for lane in reversed(self.lanes):
             lane.release()
 
 
-def _kinds(port: Blueprint, reference: Blueprint) -> frozenset[int]:
-    """The first layer of each kind, where a layer's kind is what the port has there, and what the spec had."""
-    first: dict[tuple[str, str], int] = {}
+def _kinds(port: Blueprint, reference: Blueprint) -> dict[int, tuple[int, ...]]:
+    """The first layer of each kind with all of them; a layer's kind is what the port has there, and the spec had."""
+    alike: dict[tuple[str, str], list[int]] = {}
     for index, blocks in enumerate(zip(port.blocks, reference.blocks, strict=True)):
-        first.setdefault((blocks[0].model_dump_json(), blocks[1].model_dump_json()), index)
-    return frozenset(first.values())
+        alike.setdefault((blocks[0].model_dump_json(), blocks[1].model_dump_json()), []).append(index)
+    return {layers[0]: tuple(layers) for layers in alike.values()}

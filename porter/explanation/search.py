@@ -1,17 +1,21 @@
 """Looks for the changes of a spec that bring a unit's nodes to the floor: one axis, else two, fault after fault."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
+from torch import Tensor
+
 from porter.errors import SpecError
+from porter.explanation.numbers import fit_number, rounder_numbers
 from porter.explanation.trial import By, Judged, Rank, Unit, first_failing, rank
 from porter.models.build import Build
-from porter.specs.alternatives import Alternative, alternatives
+from porter.specs.alternatives import Alternative, alternatives, numbers_in_force, value_text
 from porter.specs.blueprint import Blueprint
 
-MOST_FAULTS = 4
-_CLOSEST = 3  # single changes that are tried with each other one
+MOST_FAULTS = 8
+CLOSEST = 3  # single changes that are tried with each other one
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
     "attn.": ("block.mlp.act", "block.mlp.gated", "weights.block.mlp."),
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
@@ -80,29 +84,69 @@ class Search:
             return "explained"
         return "partly" if len(self.steps) > 1 else "unexplained"
 
-    def visit(self, unit: Unit) -> None:
-        """Explains what fails in a unit, until nothing does or nothing helps."""
+    def visit(self, unit: Unit, others: Sequence[Unit] = ()) -> None:
+        """Explains what fails in a unit, until nothing does or nothing helps.
+
+        Args:
+            others: units that say which of the changes that explain it equally well explains more.
+        """
         while not self.stuck:
             judged = unit.judge(self.resolved.blueprint)
             if first_failing(judged) is None:
+                self.steps = [self._told_apart_by(unit, step) for step in self.steps]
                 return
-            self.steps.append(_Fault(self, unit, judged).explain(give_up=len(self.steps) == MOST_FAULTS))
-            for change in self.steps[-1].equals[:1]:
-                self.kept += [each.override for each in change]
-                self.resolved = self.build.changed(self.kept)
+            self.take(_Fault(self, unit, judged, others).explain(give_up=len(self.steps) == MOST_FAULTS))
+
+    def take(self, step: Step) -> None:
+        """Adds a step, and its first change to the spec; an axis that was changed before is changed again."""
+        self.steps.append(step)
+        if not step.equals:
+            return
+        paths = {each.path for each in step.equals[0]}
+        again = [each for each in self.steps[:-1] if each.equals and {one.path for one in each.equals[0]} == paths]
+        for each in again:  # what this step says of the axis holds for the units before it, too
+            self.steps.remove(each)
+        self.kept = self.with_change(step.equals[0])
+        self.resolved = self.build.changed(self.kept)
+
+    def _told_apart_by(self, unit: Unit, step: Step) -> Step:
+        """The step without those of its equally good changes with which this unit, which passes now, would fail."""
+        if len(step.equals) < 2:
+            return step
+        now = unit.relevant(self.resolved.blueprint)
+        kept = list(step.equals[:1])
+        for change in step.equals[1:]:
+            blueprint = self.build.changed(self._with_instead(step.equals[0], change)).blueprint
+            if unit.relevant(blueprint) == now or first_failing(unit.judge(blueprint)) is None:
+                kept.append(change)
+        return replace(step, equals=tuple(kept))
+
+    def _with_instead(self, change: Change, other: Change) -> list[str]:
+        """What is kept, with another change in the place of one."""
+        dropped = {each.override for each in change}
+        return [*(each for each in self.kept if each not in dropped), *(each.override for each in other)]
+
+    def with_change(self, change: Change) -> list[str]:
+        """The changes kept so far and these, which replace what was kept of the same axes."""
+        paths = {each.path for each in change}
+        return [
+            *(each for each in self.kept if each.partition("=")[0] not in paths),
+            *(each.override for each in change),
+        ]
 
 
 class _Fault:
     """The first failing node of a unit, and the changes that are tried on it."""
 
-    def __init__(self, search: Search, unit: Unit, judged: list[Judged]) -> None:
-        self.search, self.unit, self.judged = search, unit, judged
+    def __init__(self, search: Search, unit: Unit, judged: list[Judged], others: Sequence[Unit]) -> None:
+        self.search, self.unit, self.judged, self.others = search, unit, judged, others
         first = first_failing(judged)
         assert first is not None
         self.first, self.rank, self.node = first, rank(judged), unit.short_name(first)
         self.base = search.resolved.blueprint
         self.parameters = _shapes(self.base)
-        self.seen = [unit.relevant(self.base)]
+        self.seen: list[tuple[object, list[Judged] | None]] = [(unit.relevant(self.base), None)]
+        self.hashes = {self.base.hash}
         self.axes: dict[str, None] = {}
         self.tried = 0
         self.failed: list[Tried] = []
@@ -117,8 +161,12 @@ class _Fault:
         """
         if not give_up:
             self._try_each((single,) for single in self._singles())
+            singles = self.failed.copy()
             if not self.equals:
-                self._try_each(self._pairs())
+                self._try_each((single,) for single in self._fitted())
+            if not self.equals:
+                self._try_each(_pairs(singles))
+            self._prefer_what_explains_more()
         after = self.equals[0][1] if self.equals else []
         return Step(
             unit=self.unit.name, by=self.unit.by, before=self.first,
@@ -129,35 +177,60 @@ class _Fault:
         )  # fmt: skip
 
     def _singles(self) -> Iterator[Alternative]:
-        layer, name = self.unit.layer, self.unit.name
-        section: Literal["embed", "layer", "head"] = (
-            "layer" if layer is not None else "embed" if name == "embed" else "head"
-        )
-        parts = _ELSEWHERE.items() if layer is not None else ()
-        elsewhere = next((axes for part, axes in parts if self.node.startswith(part)), ())
-        for each in alternatives(self.search.resolved, layer, section):
-            if not _block_path(each.path).startswith(elsewhere or ("-",)):
+        for each in alternatives(self.search.resolved, self.unit.layer, self.unit.section, self.unit.alike):
+            if self._reaches(each.path):
                 yield each
 
-    def _pairs(self) -> Iterator[Change]:
-        """Each single change that brings the node closer, of the few that do so most, with one of another axis."""
-        singles = [each.change[0] for each in sorted(self.failed, key=lambda tried: tried.residual)]
-        for index, one in enumerate(singles[:_CLOSEST]):
-            yield from ((one, other) for other in singles[index + 1 :] if one.path != other.path)
+    def _reaches(self, path: str) -> bool:
+        """Whether an axis can act on the first failing node, though the parts before it pass."""
+        parts = _ELSEWHERE.items() if self.unit.layer is not None else ()
+        elsewhere = next((axes for part, axes in parts if self.node.startswith(part)), ("-",))
+        return not _block_path(path).startswith(elsewhere)
+
+    def _fitted(self) -> Iterator[Alternative]:
+        """Numbers that none of the usual ones is: fitted to what golden has at the node, one axis at a time."""
+        if self.unit.golden is None:
+            return
+        for path, value in numbers_in_force(self.search.resolved, self.unit.layer, self.unit.section):
+            if self._reaches(path):
+                fitted = fit_number(value, partial(self._error_with, path))
+                for number in rounder_numbers(fitted) if fitted else ():
+                    yield Alternative(path, value_text(value), value_text(number))
+
+    def _error_with(self, path: str, number: float) -> Tensor | None:
+        """What the node has over golden, in float64, with another number; None where it cannot be."""
+        change = Alternative(path, "", value_text(number))
+        try:
+            blueprint = self.search.build.changed(self.search.with_change((change,))).blueprint
+        except SpecError:
+            return None
+        assert self.unit.golden is not None
+        found = self.unit.run(blueprint).get(self.node)
+        return None if found is None else (found.double() - self.unit.golden[self.node].double()).flatten()
 
     def _try_each(self, changes: Iterable[Change]) -> None:
         for change in changes:
             blueprint = self._blueprint(change)
             if blueprint is None:
                 continue
-            self.tried += 1
-            self.axes |= dict.fromkeys(each.path for each in change)
-            nodes = self.unit.run(blueprint)
-            at = self.unit.judge_node(self.node, nodes[self.node]) if self.node in nodes else None
-            if at is None or at.fails:
-                self.failed.append(Tried(change, at.residual if at else float("inf")))
-                continue
-            self._note(change, [self.unit.judge_node(name, value) for name, value in nodes.items()])
+            relevant = self.unit.relevant(blueprint)
+            known = next((each for each in self.seen if each[0] == relevant), None)
+            if known is None:  # else the unit computes what it did with another change
+                known = (relevant, self._try(change, blueprint))
+                self.seen.append(known)
+            if known[1] is not None:
+                self._note(change, known[1])
+
+    def _try(self, change: Change, blueprint: Blueprint) -> list[Judged] | None:
+        """The unit's nodes, where the first failing one no longer fails."""
+        self.tried += 1
+        self.axes |= dict.fromkeys(each.path for each in change)
+        nodes = self.unit.run(blueprint)
+        at = self.unit.judge_node(self.node, nodes[self.node]) if self.node in nodes else None
+        if at is None or at.fails:
+            self.failed.append(Tried(change, at.residual if at else float("inf")))
+            return None
+        return [self.unit.judge_node(name, value) for name, value in nodes.items()]
 
     def _note(self, change: Change, judged: list[Judged]) -> None:
         """Keeps it, if it comes further than the port as it is, and no less far than others."""
@@ -168,17 +241,36 @@ class _Fault:
             self.best, self.equals = reached, []
         self.equals.append((change, judged))
 
+    def _prefer_what_explains_more(self) -> None:
+        """Of changes that explain the unit equally well, keeps those with which the fewest nodes of others fail."""
+        if len(self.equals) < 2:
+            return
+        others = [(unit, unit.relevant(self.base), _failing(unit.judge(self.base))) for unit in self.others
+                  if unit is not self.unit]  # fmt: skip
+        left = []
+        for change, _ in self.equals:
+            blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
+            left.append(sum(count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint))
+                            for unit, before, count in others))  # fmt: skip
+        self.equals = [each for each, count in zip(self.equals, left, strict=True) if count == min(left)]
+
     def _blueprint(self, change: Change) -> Blueprint | None:
-        """The spec with the change; None where it is none, does not act here, or needs other tensors."""
+        """The spec with the change; None where it is none, was tried, or needs other tensors."""
         try:
-            blueprint = self.search.build.changed([*self.search.kept, *(each.override for each in change)]).blueprint
+            blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
         except SpecError:
             return None
-        relevant = self.unit.relevant(blueprint)
-        if relevant in self.seen or _shapes(blueprint) != self.parameters:
+        if blueprint.hash in self.hashes or _shapes(blueprint) != self.parameters:
             return None
-        self.seen.append(relevant)
+        self.hashes.add(blueprint.hash)
         return blueprint
+
+
+def _pairs(singles: Sequence[Tried]) -> Iterator[Change]:
+    """Each single change that brings the node closer, of the few that do so most, with one of another axis."""
+    closest = [each.change[0] for each in sorted(singles, key=lambda tried: tried.residual)]
+    for index, one in enumerate(closest[:CLOSEST]):
+        yield from ((one, other) for other in closest[index + 1 :] if one.path != other.path)
 
 
 def _failing(judged: Sequence[Judged]) -> int:
@@ -191,6 +283,6 @@ def _shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
 
 def _block_path(path: str) -> str:
     """The path of `block` that a path below a pattern case, or of a single layer, stands for."""
-    if path.startswith("patterns."):
+    if path.startswith("patterns.") and not path.endswith(".by"):
         return "block." + path.split(".", 4)[4]
     return "block." + path.split(".", 1)[1] if path.startswith("layers[") else path

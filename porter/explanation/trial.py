@@ -11,10 +11,11 @@ from porter.comparison.lanes import Nodes
 from porter.comparison.measure import Tally, bit_equal
 from porter.comparison.names import GAUGES, full_name
 from porter.comparison.one_unit import Captured, run_unit
+from porter.specs.alternatives import Section
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
 
-By = Literal["semantics", "exact"]
+By = Literal["preflight", "semantics", "exact"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Unit:
         name: embed, layers.3 or head.
         by: semantics: float32 against golden; exact: bits alone.
         golden: None for bits.
+        alike: of a layer, those that are of its kind on both sides.
     """
 
     name: str
@@ -63,10 +65,16 @@ class Unit:
     reader: WeightReader
     reference: Nodes
     golden: Nodes | None
+    alike: tuple[int, ...] = ()
 
     @property
     def layer(self) -> int | None:
         return int(self.name.removeprefix("layers.")) if self.name.startswith("layers.") else None
+
+    @property
+    def section(self) -> Section:
+        """Where the axes that act here stand in the spec."""
+        return "layer" if self.layer is not None else "embed" if self.name == "embed" else "head"
 
     def short_name(self, node: Judged) -> str:
         """attn.ctx for layers.3.attn.ctx."""

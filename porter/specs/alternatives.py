@@ -3,28 +3,31 @@
 Closed axes give each other value. Numbers give the constants that models use, and what the config says of them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 from porter.specs.axis_values import field_of
+from porter.specs.expressions import Config, evaluate
 from porter.specs.keys import members
 from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
 from porter.specs.schema import Dims
 
+Section = Literal["embed", "layer", "head"]  # where an axis acts
 _SECTIONS = {"embed": ("embed", "norm"), "head": ("head", "norm"), "layer": ("norm", "block", "patterns", "weights")}
 _CONFIG_KEYS = {  # axis -> parts of the names that config keys have for it
     "eps": ("eps",), "theta": ("theta", "base"), "window": ("window",), "softcap": ("softcap",), "clip_qkv": ("clip",),
     "partial": ("partial", "rotary_pct"), "scale": ("scal", "multiplier"), "residual_scale": ("residual",),
-    "mul": ("logit",), "div": ("logit",),
+    "mul": ("logit",), "div": ("logit",), "by": ("pattern",),
 }  # fmt: skip
 _CONSTANTS: dict[str, tuple[float, ...]] = {
     "eps": (1e-5, 1e-6, 1e-8, 1e-12), "theta": (1e4, 5e5, 1e6), "partial": (0.25, 0.4, 0.5, 0.75, 1.0),
     "residual_scale": (1.0,), "mul": (1.0,), "div": (1.0,), "softcap": (20.0, 30.0, 50.0),
 }  # fmt: skip
+_WHEN = ("before_rope", "after_rope")
 _SCALING = "=first(cfg.rope_parameters, cfg.rope_scaling)"
 
 
@@ -57,16 +60,21 @@ class Alternative:
 
 
 def alternatives(
-    resolved: Resolved, layer: int | None, section: Literal["embed", "layer", "head"]
+    resolved: Resolved, layer: int | None, section: Section, alike: Collection[int] = ()
 ) -> Iterator[Alternative]:
     """Every other value of every axis that acts in a unit.
 
     Args:
         layer: the layer whose axes are meant; None: of the embedding or the head.
+        alike: layers of the kind of that one, whose case of a pattern is likely to be wrong too.
     """
     for path in axis_paths(resolved.family.tree):
         keys = keys_of(path)
-        if keys[0] not in _SECTIONS[section] or keys[-1] == "by":
+        if keys[0] not in _SECTIONS[section]:
+            continue
+        if keys[0] == "patterns" and keys[-1] == "by":
+            if layer is not None:
+                yield from _other_patterns(resolved, keys[1], layer, alike)
             continue
         found, value = _in_force(resolved, keys, layer)
         if not found:
@@ -75,8 +83,8 @@ def alternatives(
         if keys[0] == "block" and any(each.path.startswith(f"layers[{layer}].") for each in resolved.overrides):
             places.append(f"layers[{layer}].{'.'.join(keys[1:])}")
         for other in _others(keys, value, resolved):
-            if other != _text(value):
-                yield from (Alternative(place, _text(value), other) for place in places)
+            if other != value_text(value):
+                yield from (Alternative(place, value_text(value), other) for place in places)
 
 
 def _in_force(resolved: Resolved, keys: list[str], layer: int | None) -> tuple[bool, Any]:
@@ -102,7 +110,7 @@ def _in_force(resolved: Resolved, keys: list[str], layer: int | None) -> tuple[b
 def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
     name = keys[-1]
     if name == "order":
-        yield from (_text(each) for each in permutations(value))
+        yield from (value_text(each) for each in permutations(value))
         return
     if name == "scaling":
         yield from ("null", _SCALING)
@@ -110,15 +118,83 @@ def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
     kinds = members(field_of(keys).annotation)
     if NoneType in kinds and value is not None:
         yield "null"
+    if value is None and name == "rope":
+        yield from _rotations(resolved)
+    if value is None and name == "qk_norm":
+        yield from (f"{{over: {over}, when: {when}}}" for over in ("head", "full") for when in _WHEN)
     for kind in kinds:
         if get_origin(kind) is Literal:
-            yield from map(_text, get_args(kind))
+            yield from map(value_text, get_args(kind))
         elif kind is bool:
             yield from ("true", "false")
     if int in kinds or float in kinds:
         whole = float not in kinds
         values = [each for each in _numbers(name, value, resolved) if not whole or each == int(each)]
-        yield from dict.fromkeys(_text(int(each) if whole else float(each)) for each in values)
+        yield from dict.fromkeys(value_text(int(each) if whole else float(each)) for each in values)
+
+
+def numbers_in_force(resolved: Resolved, layer: int | None, section: Section) -> Iterator[tuple[str, float]]:
+    """The continuous axes that act in a unit, with their values: whose right value may be any number."""
+    for path in axis_paths(resolved.family.tree):
+        keys = keys_of(path)
+        if keys[0] in _SECTIONS[section] and keys[0] != "weights" and keys[-1] != "by":
+            found, value = _in_force(resolved, keys, layer)
+            if found and isinstance(value, float) and float in members(field_of(keys).annotation) and value > 0:
+                yield path, value
+
+
+def other_dims(resolved: Resolved, sizes: Iterable[int]) -> Iterator[Alternative]:
+    """Other values of the dims: whole numbers of the config, and the sizes that a checkpoint's tensors have."""
+    dims, config = resolved.blueprint.dims, resolved.config
+    numbers = [each for each in config.values() if isinstance(each, int) and not isinstance(each, bool) and each > 0]
+    for name in type(dims).model_fields:
+        value = getattr(dims, name)
+        if isinstance(value, int):
+            for other in dict.fromkeys((*numbers, dims.hidden // dims.heads, *sorted(sizes))):
+                if other != value:
+                    yield Alternative(f"dims.{name}", str(value), str(other))
+
+
+def _other_patterns(resolved: Resolved, name: str, layer: int, alike: Collection[int]) -> Iterator[Alternative]:
+    """Other orders of a pattern's cases that leave the layers before `layer` as they are, and change that one.
+
+    First those that change the layers alike with it, too: what the config lists, then regular orders. Last the order
+    in force with this layer alone changed.
+    """
+    cases, now = resolved.family.tree["patterns"][name]["cases"], resolved.cases[name]
+    periods = [int(each) for each in _of_config("by", resolved.config) if each == int(each) and each > 1]
+    regular = [f"=every({n}, layers, {one!r}, {other!r})" for n in dict.fromkeys((*periods, *range(2, 9)))
+               for one, other in permutations(cases, 2)]  # fmt: skip
+    regular += [f"=head({layer}, layers, {one!r}, {other!r})" for one, other in permutations(cases, 2)]
+    listed = ["=cfg.layer_types"] if isinstance(resolved.config.get("layer_types"), list) else []
+    orders = {text: _cases_of(text, resolved)
+              for text in (*listed, *regular, *(f"=const({case!r}, layers)" for case in cases))}  # fmt: skip
+    orders |= {value_text(order): order for case in cases if (order := (*now[:layer], case, *now[layer + 1 :]))}
+    changed = {
+        text: sum(order[each] != now[each] for each in alike) for text, order in orders.items()
+        if len(order) == len(now) and order[:layer] == now[:layer] and order[layer] != now[layer]
+    }  # fmt: skip
+    for text in sorted(changed, key=lambda each: -changed[each]):
+        yield Alternative(f"patterns.{name}.by", f"{now[layer]} in layer {layer}", text)
+
+
+def _cases_of(text: str, resolved: Resolved) -> tuple[Any, ...]:
+    names = {"cfg": Config(resolved.config), "layers": resolved.blueprint.dims.layers}
+    return tuple(evaluate(text, names, text))
+
+
+def _rotations(resolved: Resolved) -> Iterator[str]:
+    """Rotations for a layer that has none: what other layers have, else plain ones by each theta."""
+    others = dict.fromkeys(block.rope for block in resolved.blueprint.blocks if block.rope)
+    yield from (value_text(rope.model_dump(exclude_defaults=True, exclude_none=True)) for rope in others)
+    scaling = f', scaling: "{_SCALING}"'
+    thetas = dict.fromkeys((*_of_config("theta", resolved.config), *_CONSTANTS["theta"]))
+    for more in (scaling, "") if _has_scaling(resolved.config) else ("",):
+        yield from (f"{{theta: {float(theta)}{more}}}" for theta in thetas)
+
+
+def _has_scaling(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("rope_scaling") or config.get("rope_parameters"))
 
 
 def _numbers(name: str, value: Any, resolved: Resolved) -> Iterator[float]:
@@ -160,12 +236,14 @@ def _is_called(name: str, key: str) -> bool:
     return any(part in key for part in _CONFIG_KEYS.get(name, ()))
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as --set and YAML take it."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, tuple | list):
-        return f"[{', '.join(map(_text, value))}]"
+        return f"[{', '.join(map(value_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {value_text(each)}' for key, each in value.items())}}}"
     if isinstance(value, int | float | str):
         return str(value)
     return "a map"
