@@ -20,7 +20,7 @@ class DumpLane:
     def embed(self) -> Nodes:
         return self.dump.unit("embed", self.device)
 
-    def layer(self, index: int, x_BTD: Tensor) -> Nodes:
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
         nodes = self.dump.unit(f"layers.{index}", self.device)
         nodes.pop("resid_pre", None)  # what it is given, not what it makes
         return nodes

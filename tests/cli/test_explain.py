@@ -46,7 +46,7 @@ def test_other_bits_alone_are_told_as_such() -> None:
     assert "→ bit-equal" in found.stdout and "ρ" not in found.stdout
 
 
-def test_what_no_axis_explains_exits_with_4(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_axis_explains_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = porter_kernels.glu.glu_reference
     monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act) * 1.01)
     found = porter("explain", *LLAMA)
