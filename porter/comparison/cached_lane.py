@@ -11,6 +11,7 @@ from torch import Tensor
 
 from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.stages import Selection
+from porter.models.moe import Routed
 from porter.references.golden_cache import GoldenCache, Kept, Units
 from porter.references.hf import HfReference
 from porter.specs.blueprint import Blueprint
@@ -23,6 +24,7 @@ class ReferenceLane(Lane, Protocol):
     def describe(self) -> str: ...
 
 
+_ROUTING = "routing."
 OpenUnits = Callable[[Tensor], Units]  # ids_BT -> the units of that prompt
 
 
@@ -55,6 +57,7 @@ class CachedLane:
         self._open_units, self._open_model = open_units, open_model
         self._model: HfReference | None = None
         self._reference = ""
+        self.routing: Routed | None = None
 
     def start(self, ids_BT: Tensor) -> None:
         self._ids_BT, self._units = ids_BT, self._open_units(ids_BT)
@@ -64,7 +67,15 @@ class CachedLane:
         return self._recall("embed", self._ids_BT, lambda model: model.embed())
 
     def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
-        return self._recall(f"layers.{index}", x_BTD, lambda model: model.layer(index, x_BTD))
+        def run(model: HfReference) -> Nodes:
+            nodes = model.layer(index, x_BTD)
+            return nodes if model.routing is None else {**nodes, **_packed(model.routing)}
+
+        nodes = self._recall(f"layers.{index}", x_BTD, run)
+        routing = {name: nodes.pop(f"{_ROUTING}{name}", None) for name in ("own", "taken", "scores")}
+        own, taken = routing["own"], routing["taken"]
+        self.routing = None if own is None or taken is None else Routed(own, taken, routing["scores"])
+        return nodes
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:
         def run(model: HfReference) -> Nodes:
@@ -100,6 +111,11 @@ class CachedLane:
             self._model.start(self._ids_BT)
             self._started = True
         return self._model
+
+
+def _packed(routing: Routed) -> Nodes:
+    """A layer's routing among its nodes, as a file keeps it."""
+    return {f"{_ROUTING}{name}": value for name, value in vars(routing).items() if value is not None}
 
 
 def output_unit(index: int) -> str:

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from porter.comparison.lanes import Nodes
 from porter.errors import ArtifactError
+from porter.models.moe import Routed
 from porter.references.dump import Dump
 
 
@@ -13,6 +14,7 @@ class DumpLane:
 
     def __init__(self, dump: Dump, num_layers: int, device: torch.device) -> None:
         self.dump, self.num_layers, self.device, self.dtype = dump, num_layers, device, dump.dtype
+        self.routing: Routed | None = None  # a dump does not tell
 
     def start(self, ids_BT: Tensor) -> None:
         pass

@@ -7,16 +7,22 @@ from torch import Tensor
 
 from porter.models.decoder import Decoder, check_length
 from porter.models.matmul import quick_matmul
+from porter.models.moe import CHOICE, Routed
 from porter.models.positions import Positions
 
 Nodes = dict[str, Tensor]
 
 
 class Lane(Protocol):
-    """Something with the nodes of a decoder. Names inside a layer come without layers.{i}."""
+    """Something with the nodes of a decoder. Names inside a layer come without layers.{i}.
+
+    Attributes:
+        routing: of the layer last run; None where it has no experts, or does not tell.
+    """
 
     dtype: torch.dtype
     device: torch.device
+    routing: Routed | None
 
     def start(self, ids_BT: Tensor) -> None: ...
     def embed(self) -> Nodes: ...
@@ -42,6 +48,7 @@ class PortLane:
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, device: torch.device) -> None:
         self.decoder, self.dtype, self.device = decoder, dtype, device
+        self.routing: Routed | None = None
 
     def start(self, ids_BT: Tensor) -> None:
         check_length(self.decoder.blueprint, ids_BT.shape[1])
@@ -61,6 +68,8 @@ class PortLane:
             self.decoder.layer(
                 index, x_BTD.to(self.device), self._positions, tap=nodes.__setitem__, routing_BTK=routing_BTK
             )
+        own = nodes.pop(CHOICE, None)
+        self.routing = None if own is None else Routed(own, own if routing_BTK is None else routing_BTK)
         return nodes
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:

@@ -5,7 +5,19 @@ from typing import Literal
 NodeKind = Literal["observable", "gauge"]
 GRADIENT = "grad:"  # in front of a node's or parameter's name
 GAUGES = frozenset(
-    ["attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "mlp.gate", "mlp.up"]
+    [
+        "attn.q",
+        "attn.k",
+        "attn.v",
+        "attn.q_norm",
+        "attn.k_norm",
+        "attn.q_rope",
+        "attn.k_rope",
+        "mlp.gate",
+        "mlp.up",
+        "moe.shared.gate",
+        "moe.shared.up",
+    ]
 )
 
 

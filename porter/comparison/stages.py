@@ -17,6 +17,7 @@ from porter.comparison.logits import measure_logits
 from porter.comparison.measure import Tally, measure_propagated
 from porter.comparison.names import kind_of
 from porter.comparison.report import Logits, NodeDiff, StageName
+from porter.comparison.routing import judge_routing
 from porter.errors import UsageError
 from porter.models.matmul import widened_once
 from porter.specs.schema import Dims
@@ -176,13 +177,16 @@ def _compare_layer(
     after = _States(golden["resid_post"], reference, port)
     if index not in selection.layers:
         return after
-    sides = [golden, lanes.reference.layer(index, given), lanes.port.layer(index, given)]
-    executor = _executed(lanes, sides[2], lambda lane: lane.layer(index, given))
+    routed, taken = lanes.golden.routing, None if lanes.golden.routing is None else lanes.golden.routing.taken
+    sides = [golden, lanes.reference.layer(index, given), lanes.port.layer(index, given, taken)]
+    routings = (routed, lanes.reference.routing, lanes.port.routing)
+    executor = _executed(lanes, sides[2], lambda lane: lane.layer(index, given, taken))
     for node in merged_names(sides[1], sides[2]):
         name = f"layers.{index}.{node}"
         run.declared.add(name)
         if all(node in side for side in sides):
-            run.nodes.append(_measure(name, stage, dtype, sides, executor, node, after))
+            measured = _measure(name, stage, dtype, sides, executor, node, after)
+            run.nodes.append(judge_routing(measured, *routings) if node == "moe.topk" else measured)
             if lanes.looks is not None:
                 lanes.looks(run.nodes[-1], sides[0][node])
         else:

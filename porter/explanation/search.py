@@ -17,8 +17,9 @@ from porter.specs.blueprint import Blueprint
 MOST_FAULTS = 8
 CLOSEST = 3  # single changes that are tried with each other one
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
-    "attn.": ("block.mlp.act", "block.mlp.gated", "weights.block.mlp."),
+    "attn.": ("block.mlp.act", "block.mlp.gated", "block.moe", "weights.block.mlp.", "weights.block.moe."),
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
+    "moe.": ("block.rope", "block.attn.", "weights.block.attn."),
 }
 Change = tuple[Alternative, ...]  # one axis, or two at once
 

@@ -25,11 +25,13 @@ class Gradients:
         nodes: by name within the unit; None where no gradient arrives.
         parameters: by name; None where no gradient arrives.
         unknown: parameters whose gradient cannot be told, with the reason.
+        routing_BTK: the experts that the tokens of a layer went to; None where it has none.
     """
 
     nodes: dict[str, Tensor | None]
     parameters: dict[str, Tensor | None]
     unknown: dict[str, str] = field(default_factory=dict)
+    routing_BTK: Tensor | None = None
 
 
 def differentiate(out: Tensor, inputs: Sequence[Tensor], upstream: Tensor) -> list[Tensor | None]:

@@ -4,6 +4,8 @@ The experts run one after the other, each on its tokens, and add what they give 
 in the order of their numbers: transformers' `experts_implementation="eager"`, bit for bit.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,8 +18,22 @@ from porter.specs.blueprint import experts
 from porter.specs.moe import Groups, Router
 from porter.specs.schema import Block, Dims, Weights
 
-CHOICE = "moe.choice"  # [B, T, K]: the experts that a router chose itself; no node, as it is no number
-TAKEN = "moe.taken"  # [B, T, K]: those that its tokens went to, another model's choice perhaps
+CHOICE = "moe.choice"  # [B, T, K]: the experts that a router chose itself; told to taps, but no node: it is no number
+
+
+@dataclass(frozen=True)
+class Routed:
+    """Where the tokens of a layer went.
+
+    Attributes:
+        own: [B, T, K], the experts that its router chose.
+        taken: [B, T, K], those the tokens went to: another model's choice, where that was asked for.
+        scores: [B, T, E], what it chose by; -inf in groups that were not chosen from. None: not shown.
+    """
+
+    own: Tensor
+    taken: Tensor
+    scores: Tensor | None = None
 
 
 class Stacked(nn.Module):

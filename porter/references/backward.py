@@ -36,8 +36,8 @@ class HfBackward:
     def release(self) -> None:
         self.reference.release()
 
-    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor) -> Gradients:
-        """The gradients of one layer fed `x_BTD`, given that of its output."""
+    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor, routing_BTK: Tensor | None = None) -> Gradients:
+        """The gradients of one layer fed `x_BTD`, given that of its output; routing_BTK as call_layer takes it."""
         self.weights.hold(index)
         slots = [slot for slot in self.places.layers[index] if slot.is_parameter]
         x_BTD, seen = self._leaf(x_BTD), Noted()
@@ -45,11 +45,13 @@ class HfBackward:
             stack.enter_context(self._running())
             parameters = stack.enter_context(self.weights.tracked(slots))
             stack.enter_context(noted(self.reference.hooks[index], lambda value, split: seen.append((value, split))))
-            out_BTD = self.reference.call_layer(index, x_BTD)
+            out_BTD = self.reference.call_layer(index, x_BTD, routing_BTK)
             bases = [value for value, _ in seen]
             found = differentiate(out_BTD, [x_BTD, *bases, *parameters], upstream_BTD)
         nodes = {INPUT: found[0], **_split(seen, found[1 : len(seen) + 1])}
-        return self._gradients(nodes, slots, found[len(seen) + 1 :])
+        made = self._gradients(nodes, slots, found[len(seen) + 1 :])
+        made.routing_BTK = None if self.reference.routing is None else self.reference.routing.taken
+        return made
 
     def embed(self, upstream_BTD: Tensor) -> Gradients:
         """The gradients of the embedding: of the rows that the prompt reads, and of what is added to them."""

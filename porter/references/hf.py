@@ -17,13 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from porter.errors import ComparisonError
 from porter.models.matmul import quick_matmul
-from porter.models.moe import CHOICE, TAKEN
+from porter.models.moe import Routed
 from porter.references.float64 import Float64
 from porter.references.hollow import aligned, check_keys, open_hollow
 from porter.references.hooks import hooks_of_head, hooks_of_layer, modules_by_path
 from porter.references.quiet import quiet_transformers
 from porter.references.recording import RECORDING, hooked, uses_registry
-from porter.references.routing import Routed, Routing
+from porter.references.routing import HasChosen, Routing
 from porter.references.units import Loaded, Places, Weights, Widened, fill_on_demand
 from porter.specs.axes import first_of_each_kind
 from porter.specs.blueprint import Blueprint
@@ -43,6 +43,7 @@ class HfReference:
     Attributes:
         model: HF's model; its weights come when its forward, or that of a layer, runs.
         golden: runs in float64 throughout, float32 islands included.
+        routing: of the layer last run; None where it has no experts.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class HfReference:
             self.weights = Widened(places, rounded.weights)
         fill_on_demand(self.layers, places, self.weights)
         self._calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-        self.chosen: list[Tensor] = []  # by the router of the layer last called, and what it was made to take
-        self.taken: list[Tensor] = []
+        self.routing: Routed | None = None
+        self._float64 = Float64()
         self._ids_BT = torch.empty(1, 0, dtype=torch.long)
         modules = modules_by_path(self.model, blueprint)
         self.hooks = [hooks_of_layer(modules, blueprint, i) for i in range(len(self.layers))]
@@ -126,40 +127,51 @@ class HfReference:
         return {"embed.out": self._embedded}
 
     def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Nodes:
-        """The nodes of one layer fed `x_BTD`: attn.norm … resid_post, and of one with experts the routing."""
+        """The nodes of one layer fed `x_BTD`: attn.norm … resid_post; routing_BTK as call_layer takes it."""
         nodes: Nodes = {}
         with self.running(), hooked(self.hooks[index], nodes):
-            nodes["resid_post"] = self.call_layer(index, x_BTD)
-        for name, choices in ((CHOICE, self.chosen), (TAKEN, self.taken)):
-            if choices:
-                nodes[name] = choices[-1][None]
+            nodes["resid_post"] = self.call_layer(index, x_BTD, routing_BTK)
         return nodes
 
     def output(self, index: int, x_BTD: Tensor) -> Tensor:
         """resid_post alone, [B, T, D]: a layer on the way of the side's own hidden states."""
         return self.layer(index, x_BTD)["resid_post"]
 
-    def call_layer(self, index: int, x_BTD: Tensor) -> Tensor:
+    def call_layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> Tensor:
         """[B, T, D], the output of one layer, given what HF passes it for the prompt; called within `running`.
 
-        Golden's tokens go to the experts that the reference of its dtype would send them to.
+        Args:
+            routing_BTK: the experts that tokens go to, not those its router chooses. Golden's go where the reference of
+                its dtype would send them, whatever is asked for.
         """
         args, kwargs = self._calls[index]
-        pinned = self._rounded.route(index, x_BTD) if self._rounded is not None else []
+        pinned: list[Tensor | None] = []
+        if self._rounded is not None:
+            with self._float64.suspended():
+                pinned = [*self._rounded.route(index, x_BTD)]
+        elif routing_BTK is not None:
+            pinned = [*[None] * (self._choices(index) - 1), routing_BTK.flatten(0, 1).to(self.device)]
         with Routing(pinned) as routing:
             out = self.layers[index](x_BTD.to(self.device), *args, **kwargs)
-        self.chosen, self.taken = routing.own, pinned or routing.own
+        self.routing = None
+        if routing.own:
+            taken = pinned[-1] if pinned and pinned[-1] is not None else routing.own[-1]
+            self.routing = Routed(routing.own[-1][None], taken[None], routing.scores[None])
         found: Tensor = out[0] if isinstance(out, tuple) else out
         return found
 
+    def _choices(self, index: int) -> int:
+        """How often a layer's router chooses: groups where it has any, and experts."""
+        moe = self.blueprint.blocks[index].moe
+        return 0 if moe is None else 1 if moe.router.groups is None else 2
+
     def route(self, index: int, x_BTD: Tensor) -> list[Tensor]:
         """What a layer's router chooses, fed `x_BTD`: groups where it has any, and experts; of no router nothing."""
-        moe = self.blueprint.blocks[index].moe
-        if moe is None:
+        if not self._choices(index):
             return []
         args, kwargs = self._calls[index]
-        routing = Routing(stop_after=1 if moe.router.groups is None else 2)
-        with torch._C.DisableTorchFunction(), self.running(), suppress(Routed), routing:
+        routing = Routing(stop_after=self._choices(index))
+        with self.running(), suppress(HasChosen), routing:
             self.layers[index](x_BTD.to(self.device, self.dtype), *args, **kwargs)
         return routing.own
 
@@ -194,7 +206,7 @@ class HfReference:
         """Within it, the model runs as this reference does: without gradients, in its dtype's arithmetic."""
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
-            stack.enter_context(Float64() if self.golden else quick_matmul(self.dtype, self.device))
+            stack.enter_context(self._float64 if self.golden else quick_matmul(self.dtype, self.device))
             yield
 
     @contextmanager

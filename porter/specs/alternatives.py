@@ -21,7 +21,8 @@ _SECTIONS = {"embed": ("embed", "norm"), "head": ("head", "norm"), "layer": ("no
 _CONFIG_KEYS = {  # axis -> parts of the names that config keys have for it
     "eps": ("eps",), "theta": ("theta", "base"), "window": ("window",), "softcap": ("softcap",), "clip_qkv": ("clip",),
     "partial": ("partial", "rotary_pct"), "scale": ("scal", "multiplier"), "residual_scale": ("residual",),
-    "mul": ("logit",), "div": ("logit",), "by": ("pattern",),
+    "mul": ("logit",), "div": ("logit",), "by": ("pattern",), "top_k": ("per_tok", "topk", "top_k"),
+    "limit": ("limit",), "alpha": ("alpha",), "n": ("n_group",), "top": ("topk_group",),
 }  # fmt: skip
 _CONSTANTS: dict[str, tuple[float, ...]] = {
     "eps": (1e-5, 1e-6, 1e-8, 1e-12), "theta": (1e4, 5e5, 1e6), "partial": (0.25, 0.4, 0.5, 0.75, 1.0),

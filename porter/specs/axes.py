@@ -6,6 +6,7 @@ from typing import Any
 
 from porter.specs.blueprint import Blueprint
 from porter.specs.kinds import Strict
+from porter.specs.moe import Moe
 from porter.specs.schema import Block
 
 _SWAPS: dict[str, dict[Any, Any]] = {
@@ -18,6 +19,8 @@ _SWAPS: dict[str, dict[Any, Any]] = {
     "scale_rounding": {"act": "none", "none": "act"},
     "math": {"cast_then_scale": "scale_then_cast", "scale_then_cast": "cast_then_scale"},
     "dtype": {"act": "fp32", "fp32": "act"},
+    "router.score": {"softmax": "sigmoid", "sigmoid": "softmax"},
+    "router.order": {"score_then_topk": "topk_then_score", "topk_then_score": "score_then_topk"},
 }  # fmt: skip
 
 
@@ -76,7 +79,7 @@ def first_of_each_kind(blueprint: Blueprint, among: Container[int] | None = None
 
 
 def _is_rounding(path: str) -> bool:
-    return path.endswith(("_dtype", "add_order", "math", "scale_rounding", "scale_on"))
+    return path.endswith(("dtype", "add_order", "math", "scale_rounding", "scale_on", "sorted"))
 
 
 def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
@@ -157,11 +160,36 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
             yield "mlp.pre_norm", mlp.pre_norm, False
         elif mlp.pre_norm is not True or attn.pre_norm:
             yield "topology", block.topology, "sequential"
-    yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
+    if block.moe is None:
+        yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
+    else:
+        yield from _moe_changes(block.moe)
     if mlp.after_norm:
         yield "mlp.after_norm", True, False
     if block.residual_scale != 1.0:
         yield "residual_scale", block.residual_scale, 1.0
+
+
+def _moe_changes(moe: Moe) -> Iterator[tuple[str, Any, Any]]:
+    """Of the experts and their router; what has no value that needs other tensors."""
+    router = moe.router
+    if moe.alpha is None:
+        yield "moe.act", moe.act, _SWAPS["mlp.act"][moe.act]
+    for name, neutral in (("alpha", None), ("limit", None), ("up_offset", 0.0)):
+        if getattr(moe, name) != neutral:
+            yield f"moe.{name}", getattr(moe, name), neutral
+    if moe.shared is not None and moe.shared.gate == "sigmoid":
+        yield "moe.shared.gate", "sigmoid", "none"
+    for name in ("score", "order"):
+        yield f"moe.router.{name}", getattr(router, name), _SWAPS[f"router.{name}"][getattr(router, name)]
+    if router.order == "score_then_topk" or router.score == "sigmoid":  # else the weights have the sum of one already
+        yield "moe.router.renorm", router.renorm, not router.renorm
+    for name, neutral in (("scale", 1.0), ("correction", False), ("groups", None)):
+        if getattr(router, name) != neutral:
+            yield f"moe.router.{name}", "a map" if name == "groups" else getattr(router, name), neutral
+    for name in ("dtype", "score_dtype", "weights_dtype"):
+        yield f"moe.router.{name}", getattr(router, name), _SWAPS["dtype"][getattr(router, name)]
+    yield "moe.router.sorted", router.sorted, not router.sorted
 
 
 def _replace(model: Any, path: list[str], value: Any) -> Any:

@@ -31,7 +31,9 @@ class Steps:
     def embed(self) -> dict[str, Tensor]:
         return {"embed.out": torch.ones(1, 4, 8, dtype=self.dtype)}
 
-    def layer(self, index: int, x_BTD: Tensor) -> dict[str, Tensor]:
+    routing = None
+
+    def layer(self, index: int, x_BTD: Tensor, routing_BTK: Tensor | None = None) -> dict[str, Tensor]:
         self.given.append((index, float(x_BTD[0, 0, 0])))
         nodes = {"attn.ctx": x_BTD * 2, "resid_post": x_BTD + self.step}
         return {name: value for name, value in nodes.items() if name not in self.hidden}

@@ -14,6 +14,7 @@ from porter.models.backward import INPUT, Chunk, CutHead, Gradients, HeadPass, d
 from porter.models.decoder import Decoder, check_length
 from porter.models.matmul import quick_matmul
 from porter.models.modules import ChunkedLinear
+from porter.models.moe import CHOICE
 from porter.models.positions import Positions
 from porter.references.backward import HfBackward
 from porter.specs.ledger import Entry, Ledger
@@ -25,7 +26,10 @@ class BackwardLane(Protocol):
     dtype: torch.dtype
 
     def start(self, ids_BT: Tensor) -> None: ...
-    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor) -> Gradients: ...
+
+    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor, routing_BTK: Tensor | None = None) -> Gradients:
+        """The gradients of one layer; `routing_BTK`: the experts that a port's tokens go to."""
+
     def embed(self, upstream_BTD: Tensor) -> Gradients: ...
     def head(self, x_BND: Tensor, targets_N: Tensor) -> HeadPass: ...
 
@@ -44,12 +48,15 @@ class PortBackward:
         self._ids_BT = ids_BT.to(self.device)
         self._positions = Positions(0, ids_BT.shape[1], self.device)
 
-    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor) -> Gradients:
+    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor, routing_BTK: Tensor | None = None) -> Gradients:
         nodes: Nodes = {INPUT: self._leaf(x_BTD)}
         parameters = dict(self.decoder.loader.layer(index).named_parameters())
         with self._running():
-            out_BTD = self.decoder.layer(index, nodes[INPUT], self._positions, tap=nodes.__setitem__)
+            out_BTD = self.decoder.layer(
+                index, nodes[INPUT], self._positions, tap=nodes.__setitem__, routing_BTK=routing_BTK
+            )
             del nodes["resid_post"]
+            nodes.pop(CHOICE, None)
             return _gradients(out_BTD, nodes, parameters, upstream_BTD)
 
     def embed(self, upstream_BTD: Tensor) -> Gradients:
@@ -93,8 +100,8 @@ class HfLane:
     def start(self, ids_BT: Tensor) -> None:
         self.backward.start(ids_BT)
 
-    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor) -> Gradients:
-        return self._named(self.backward.layer(index, x_BTD, upstream_BTD), f"layers.{index}.")
+    def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor, routing_BTK: Tensor | None = None) -> Gradients:
+        return self._named(self.backward.layer(index, x_BTD, upstream_BTD, routing_BTK), f"layers.{index}.")
 
     def embed(self, upstream_BTD: Tensor) -> Gradients:
         return self._named(self.backward.embed(upstream_BTD), "")
@@ -112,6 +119,7 @@ class HfLane:
             found.nodes,
             {name: _whole(entry, found) for name, entry in own.items() if entry.source in found.parameters},
             {name: found.unknown[entry.source] for name, entry in own.items() if entry.source in found.unknown},
+            found.routing_BTK,
         )
 
 

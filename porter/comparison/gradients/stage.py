@@ -117,7 +117,8 @@ def run_backward(
         lanes.golden.release()
         if index in selection.layers:
             elsewhere = _errors_elsewhere(lanes.reference, index, inputs[index], upstream, golden)
-            found = [lane.layer(index, inputs[index], upstream) for lane in (lanes.reference, lanes.port)]
+            sides, routing_BTK = (lanes.reference, lanes.port), golden.routing_BTK
+            found = [lane.layer(index, inputs[index], upstream, routing_BTK) for lane in sides]
             lanes.release()
             run.nodes += _Unit(dtype, [golden, *found], f"layers.{index}.", elsewhere=elsewhere).compare()
         upstream = _round(golden.nodes[INPUT], lanes.port.dtype)
@@ -140,7 +141,7 @@ def _errors_elsewhere(
     """
     errors: dict[str, list[Tensor]] = {}
     for seed in range(_ROUNDINGS):
-        found = reference.layer(index, rounded_otherwise(x_BTD, seed), upstream_BTD)
+        found = reference.layer(index, rounded_otherwise(x_BTD, seed), upstream_BTD, golden.routing_BTK)
         for values, wide in ((found.nodes, golden.nodes), (found.parameters, golden.parameters)):
             for name, value in values.items():
                 truth = wide.get(name)
