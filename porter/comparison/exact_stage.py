@@ -71,7 +71,8 @@ def _units(
         if not selection.whole and index > selection.last:
             return
         nodes = reference.layer(index, x_BTD)
-        yield f"layers.{index}", x_BTD, nodes, executor.layer(index, x_BTD) if index in selection.layers else {}
+        taken = None if reference.routing is None else reference.routing.taken
+        yield f"layers.{index}", x_BTD, nodes, executor.layer(index, x_BTD, taken) if index in selection.layers else {}
         x_BTD = nodes["resid_post"]
     if not selection.whole:
         return

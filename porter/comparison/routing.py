@@ -71,4 +71,4 @@ def _gaps(golden_NE: Tensor, reference_NK: Tensor, port_NK: Tensor) -> Tensor:
     added_NE.scatter_(-1, port_NK, True).scatter_(-1, reference_NK, False)
     left_N = golden_NE.masked_fill(~left_NE, -torch.inf).amax(-1)
     added_N = golden_NE.masked_fill(~added_NE, torch.inf).amin(-1)
-    return (left_N - added_N).nan_to_num(nan=torch.inf)
+    return (left_N - added_N).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)

@@ -37,12 +37,6 @@ class Router(Strict):
     weights_dtype: Rounding = Field("act", description="Dtype in which weights multiply outputs (Mixtral: fp32).")
     scale: float = Field(1.0, gt=0, description="Factor on the weights (DeepSeek).")
 
-    @model_validator(mode="after")
-    def _known_combination(self) -> "Router":
-        if self.weights_dtype == "fp32" and self.score_dtype == "act" and self.dtype == "act":
-            raise ValueError("weights_dtype fp32 needs score_dtype fp32; nothing else widens the weights")
-        return self
-
 
 class Shared(Strict):
     """An expert that every token goes to."""

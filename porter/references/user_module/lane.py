@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from porter.errors import ComparisonError, SpecError, closest
+from porter.models.moe import Routed
 from porter.references.user_module.layout import heads_of, to_reference
 from porter.references.user_module.map_file import Layers, Line, NodeMap
 from porter.references.user_module.passes import Passes, Stream
@@ -47,6 +48,7 @@ class ModuleLane:
                 self._check_rope(index, node, line)
         for node, line in node_map.outside.items():
             check_path(module, line.tap, node_map.where(None, node))
+        self.routing: Routed | None = None  # a module does not tell
         self.raw: Nodes = {}
         self.missing: dict[str, str] = {}
         self.notes: list[str] = []
