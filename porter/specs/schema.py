@@ -248,6 +248,10 @@ class Weights(Strict):
             if sorted(rule.order) != parts:
                 needed = f"the order of {', '.join(parts)}" if parts else "no order; it is no fused projection"
                 raise ValueError(f"the rule of {name} needs {needed}, not {list(rule.order)}")
+            if not name.endswith(".qkv") and rule.groups in ("heads", "kv_heads"):
+                raise ValueError(f"the rule of {name} repeats by row or once, not by head")
+            if name.endswith(".qkv") and rule.groups == "rows":
+                raise ValueError(f"the rule of {name} repeats by head or once, not by row")
         return self
 
 

@@ -74,3 +74,15 @@ def test_longrope_has_a_factor_for_each_pair() -> None:
     given = "{rope_type: longrope, short_factor: [1.0], long_factor: [1.0]}"
     with pytest.raises(SpecError, match=r"short_factor has 1 numbers\n  expected: 6, one for each pair of the 12"):
         resolve_size(family, "tiny", [parse_override(f"block.rope.scaling={given}", family.tree)])
+
+
+@pytest.mark.parametrize(("family", "change"), [
+    ("phi3", "weights.block.attn.qkv.groups=rows"), ("phi3", "weights.block.mlp.gate_up.groups=heads"),
+])  # fmt: skip
+def test_a_fused_projection_repeats_as_its_parts_can(family: str, change: str) -> None:
+    found = find_family(family)
+    path, _, value = change.partition("=")
+    rule = found.tree["weights"]["block"][path.split(".", 2)[2].rpartition(".")[0]]
+    rule.put("groups", value, None)
+    with pytest.raises(SpecError, match=r"the rule of \w+\.\w+ repeats by (row|head) or once"):
+        resolve_size(found, "tiny")
