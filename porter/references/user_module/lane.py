@@ -94,11 +94,6 @@ class ModuleLane:
     def release(self) -> None:
         """Nothing: the module stays in memory."""
 
-    def rotated(self, index: int | None) -> int:
-        """How many channels of a head RoPE rotates in a layer."""
-        rope, width = self.blueprint.blocks[index or 0].rope, self.blueprint.dims.head_dim
-        return 0 if rope is None else rope.dim or int(width * rope.partial)
-
     def _head_of_row(self, x_1TD: Tensor) -> Nodes:
         lines, found = self.map.outside, Nodes()
         with _noting(self.module, lines, found):
@@ -111,7 +106,7 @@ class ModuleLane:
         nodes = {}
         for node, value in found.items():
             try:
-                heads = heads_of(node, self.blueprint.dims, self.rotated(index))
+                heads = heads_of(node, self.blueprint, index)
                 nodes[node] = to_reference(value, lines[node], heads).contiguous()
             except ValueError as error:
                 place = self.map.where(index, node)

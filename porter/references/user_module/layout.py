@@ -18,8 +18,8 @@ import torch
 from pydantic import Field, field_validator
 from torch import Tensor
 
+from porter.specs.blueprint import Blueprint
 from porter.specs.kinds import Strict
-from porter.specs.schema import Dims
 
 Style = Literal["half", "interleaved"]
 OF_Q = frozenset(["attn.q", "attn.q_norm", "attn.q_rope", "attn.ctx"])  # nodes with a head for each query head
@@ -80,9 +80,12 @@ class Heads:
     rotated: int
 
 
-def heads_of(node: str, dims: Dims, rotated: int) -> Heads | None:
+def heads_of(node: str, blueprint: Blueprint, layer: int | None) -> Heads | None:
     """The heads of a node that has them."""
+    dims = blueprint.dims
     if node in OF_Q or node in OF_K:
+        rope = blueprint.blocks[layer or 0].rope
+        rotated = 0 if rope is None else rope.dim or int(dims.head_dim * rope.partial)
         return Heads(dims.heads if node in OF_Q else dims.kv_heads, dims.head_dim, rotated)
     return None
 
