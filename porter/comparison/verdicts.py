@@ -56,7 +56,7 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("after_norm", "norm.*"), ("final.norm", "norm.*"),
     ("q_rope", "block.rope.*, block.attn.qk_norm, scale_on"),
     ("k_rope", "block.rope.*, block.attn.qk_norm"),
-    ("attn.ctx", "block.rope.*, block.attn.scale, softcap, window, qk_norm"),
+    ("attn.ctx", "block.rope.*, block.alibi, block.attn.scale, softcap, window, qk_norm"),
     ("mlp.act", "block.mlp.act, gate/up order"), ("moe.router", "block.moe.router.dtype, bias"),
     ("moe.topk", "block.moe.router.*, top_k"), ("moe.out", "block.moe.act, alpha, limit, weights_dtype, gate/up order"),
     ("shared.act", "block.moe.act, gate/up order"), ("mlp.out", "block.moe.shared.*"),

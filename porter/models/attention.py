@@ -67,10 +67,10 @@ class Attention(nn.Module):
             heads = [part.view(*x_BTD.shape[:-1], -1, self.dims.head_dim) for part in parts]
         else:
             heads = split_qkv(self.qkv(x_BTD), self.dims, self.qkv_rule)
-        if self.block.attn.clip_qkv is not None:
-            heads = [head.clamp(-self.block.attn.clip_qkv, self.block.attn.clip_qkv) for head in heads]
         for name, head in zip(("attn.q", "attn.k", "attn.v"), heads, strict=True):
             tap(name, head)
+        if self.block.attn.clip_qkv is not None:
+            heads = [head.clamp(-self.block.attn.clip_qkv, self.block.attn.clip_qkv) for head in heads]
         return heads[0], heads[1], heads[2]
 
     def _normalize(self, q_BTHK: Tensor, k_BTGK: Tensor, tap: Tap) -> tuple[Tensor, Tensor]:
@@ -88,21 +88,30 @@ class Attention(nn.Module):
     def _attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, positions: Positions) -> Tensor:
         spec = self.block.attn
         k_BHSK, v_BHSK = (_repeat_heads(t, self.dims.heads // self.dims.kv_heads) for t in (k_BGSK, v_BGSK))
-        if spec.scores_dtype == "fp32":
-            wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-            scores_BHTS = q_BHTK.to(wide) @ k_BHSK.to(wide).transpose(2, 3)
-        else:
-            scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
-        if spec.scale_on == "scores":
-            scores_BHTS = scores_BHTS * spec.scale
-        if spec.softcap is not None:
-            scores_BHTS = self.ops.softcap(scores_BHTS, spec.softcap)
+        scores_BHTS = self._score(q_BHTK, k_BHSK, positions)
         scores_BHTS = scores_BHTS + positions.mask(spec.window, scores_BHTS.dtype)
         if self.sinks is not None and spec.sinks == "column":
             return (_softmax_beside(scores_BHTS, self.sinks.weight).to(v_BHSK.dtype) @ v_BHSK).transpose(1, 2)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         weights_BHTS = F.softmax(scores_BHTS, dim=-1, dtype=wide).to(v_BHSK.dtype)
         return (weights_BHTS @ v_BHSK).transpose(1, 2)
+
+    def _score(self, q_BHTK: Tensor, k_BHSK: Tensor, positions: Positions) -> Tensor:
+        """[B, H, T, S], scaled, capped and biased, before the mask."""
+        spec, alibi = self.block.attn, self.block.alibi
+        bias_BHTS = None if alibi is None else positions.alibi(alibi, self.dims.heads, q_BHTK.dtype)
+        if spec.scores_dtype == "fp32":
+            wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+            q_BHTK, k_BHSK = q_BHTK.to(wide), k_BHSK.to(wide)
+        if spec.scale_on == "product":
+            scores_BHTS, bias_BHTS = _scaled_product(q_BHTK, k_BHSK, bias_BHTS, spec.scale), None
+        else:
+            scores_BHTS = q_BHTK @ k_BHSK.transpose(2, 3)
+        if spec.scale_on == "scores":
+            scores_BHTS = scores_BHTS * spec.scale
+        if spec.softcap is not None:
+            scores_BHTS = self.ops.softcap(scores_BHTS, spec.softcap)
+        return scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
 
 
 def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:
@@ -114,6 +123,16 @@ def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:
     grouped = fused.view(*fused.shape[:-1], groups, -1, dims.head_dim)
     parts = dict(zip(rule.order, torch.split(grouped, [counts[part] for part in rule.order], dim=-2), strict=True))
     return [parts[name].flatten(-3, -2) for name in "qkv"]
+
+
+def _scaled_product(q_BHTK: Tensor, k_BHSK: Tensor, bias_BHTS: Tensor | None, scale: float) -> Tensor:
+    """[B, H, T, S]: bias + scale * q·k, rounded once."""
+    B, H, T, _ = q_BHTK.shape
+    bias = q_BHTK.new_zeros(1, 1, 1) if bias_BHTS is None else bias_BHTS.expand(B, -1, -1, -1).flatten(0, 1)
+    scores = torch.baddbmm(
+        bias.to(q_BHTK.dtype), q_BHTK.flatten(0, 1), k_BHSK.flatten(0, 1).transpose(1, 2), alpha=scale
+    )  # fmt: skip
+    return scores.view(B, H, T, -1)
 
 
 def _softmax_beside(scores_BHTS: Tensor, sinks_H: Tensor) -> Tensor:

@@ -18,7 +18,17 @@ from torch.overrides import TorchFunctionMode
 
 _UNITS = {torch.bfloat16: {"avx512_bf16", "amx_bf16", "bf16"}, torch.float16: {"avx512_fp16", "amx_fp16", "fphp"}}
 _PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
-    [F.linear, torch.matmul, torch.bmm, torch.addmm, Tensor.matmul, Tensor.bmm, Tensor.__matmul__, torch.baddbmm]
+    [
+        F.linear,
+        torch.matmul,
+        torch.bmm,
+        torch.addmm,
+        Tensor.matmul,
+        Tensor.bmm,
+        Tensor.__matmul__,
+        torch.baddbmm,
+        Tensor.baddbmm,
+    ]
 )
 
 

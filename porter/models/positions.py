@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor
 
-from porter.specs.schema import Dims, Rope
+from porter.models.alibi import alibi_slopes
+from porter.specs.schema import Alibi, Dims, Rope
 from porter_kernels.rope_tables import rope_frequencies, rope_tables
 
 
@@ -40,6 +41,7 @@ class Positions:
         self.ids_BT = self._positions_BS[:, start:]
         self._tables: dict[tuple[str, torch.dtype], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int | None, torch.dtype], Tensor] = {}
+        self._biases: dict[tuple[str, int, torch.dtype], Tensor] = {}
 
     def tables(self, rope: Rope, dims: Dims, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin [1 or B, T, R / 2] of one layer's RoPE; sin is negated where the spec rotates the other way."""
@@ -61,6 +63,22 @@ class Positions:
             zero = torch.zeros((), dtype=dtype, device=self.device)
             self._masks[key] = torch.where(visible_BTS, zero, torch.finfo(dtype).min)[:, None]
         return self._masks[key]
+
+    def alibi(self, alibi: Alibi, heads: int, dtype: torch.dtype) -> Tensor:
+        """[1 or B, H, 1, S], added to scores; in `dtype`, or float32 or wider where the spec says so.
+
+        Slots may stand for positions: within a document their distances are the same, and a softmax sees no more.
+        """
+        key = (alibi.kind, heads, dtype)
+        if key not in self._biases:
+            slopes_H11 = alibi_slopes(alibi.kind, heads, self.device)[:, None, None]
+            if alibi.kind == "bloom":
+                self._biases[key] = (slopes_H11 * self._positions_BS[:, None, None]).to(dtype)
+            else:
+                slots = self.start + self.length
+                distance_S = torch.arange(1 - slots, 1, dtype=torch.int32, device=self.device)
+                self._biases[key] = (distance_S * slopes_H11)[None].to(torch.promote_types(dtype, torch.float32))
+        return self._biases[key]
 
     def _count_positions(self, slots: int) -> Tensor:
         """[1 or B, S]: how many tokens of its own document stand before each slot."""

@@ -157,7 +157,10 @@ def _heads(name: str, blueprint: Blueprint) -> Split:
 
 
 def _find(modules: Modules, blueprint: Blueprint, name: str) -> nn.Module | None:
-    """HF's module of that parameter, under any of its rule's names."""
+    """HF's module of that parameter, under any of its rule's names; of a list with one for each head, its owner."""
     rule, prefix = rule_for(blueprint, name)
-    wanted = (without_prefix(blueprint, prefix + source) for source in rule.src)
-    return next((modules[path] for path in wanted if path in modules), None)
+    wanted = (without_prefix(blueprint, prefix + source.partition(".{h}")[0]) for source in rule.src)
+    path = next((path for path in wanted if path in modules), None)
+    if path is not None and isinstance(modules[path], nn.ModuleList):
+        path = path.rpartition(".")[0]
+    return None if path is None else modules[path]

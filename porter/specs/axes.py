@@ -10,11 +10,12 @@ from porter.specs.moe import Moe
 from porter.specs.schema import Block
 
 _SWAPS: dict[str, dict[Any, Any]] = {
-    "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "silu": "gelu", "relu": "relu2",
-                "relu2": "relu", "quick_gelu": "gelu"},
+    "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "gelu_bloom": "gelu", "silu": "gelu",
+                "relu": "relu2", "relu2": "relu", "quick_gelu": "gelu"},
     "rope.style": {"half": "interleaved", "interleaved": "half"},
     "attn.qk_norm.when": {"before_rope": "after_rope", "after_rope": "before_rope"},
-    "attn.scale_on": {"scores": "query", "query": "scores"},
+    "attn.scale_on": {"scores": "query", "query": "scores", "product": "scores"},
+    "alibi.kind": {"bloom": "mpt", "mpt": "bloom"},
     "add_order": {"residual_first": "branches_first", "branches_first": "residual_first"},
     "scale_rounding": {"act": "none", "none": "act"},
     "math": {"cast_then_scale": "scale_then_cast", "scale_then_cast": "cast_then_scale"},
@@ -79,7 +80,7 @@ def first_of_each_kind(blueprint: Blueprint, among: Container[int] | None = None
 
 
 def _is_rounding(path: str) -> bool:
-    return path.endswith(("dtype", "add_order", "math", "scale_rounding", "scale_on", "sorted"))
+    return path.endswith(("dtype", "add_order", "math", "scale_rounding", "scale_on", "sorted", "alibi.kind"))
 
 
 def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
@@ -154,6 +155,9 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
             yield "rope.scaling", rope.scaling.rope_type, None
         for name in ("inv_freq_dtype", "pos_dtype", "table_dtype", "apply_dtype"):
             yield f"rope.{name}", getattr(rope, name), _SWAPS["dtype"][getattr(rope, name)]
+    if block.alibi is not None:
+        yield "alibi", block.alibi.kind, None
+        yield "alibi.kind", block.alibi.kind, _SWAPS["alibi.kind"][block.alibi.kind]
     if block.topology == "parallel":
         yield "add_order", block.add_order, _SWAPS["add_order"][block.add_order]
         if mlp.pre_norm == "shared":

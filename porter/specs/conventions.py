@@ -78,6 +78,8 @@ def _attention(block: Block, dims: Dims) -> str:
         over = "per head" if attn.qk_norm.over == "head" else "over the full width"
         over += " with weights of its own" if attn.qk_norm.weight_per_head else ""
         parts.append(f"qk-norm {over} {attn.qk_norm.when.replace('_', ' ')}")
+    if block.alibi:
+        parts.append(f"ALiBi as {block.alibi.kind} has it")
     if attn.softcap:
         parts.append(f"softcap {attn.softcap:g}")
     if attn.bias_qkv or attn.bias_o:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 Rounding = Literal["act", "fp32"]  # act: the dtype of the activations
-Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "gelu_new", "gelu_bloom", "quick_gelu", "relu", "relu2"]
 
 HF_ACTIVATIONS = {"gelu_pytorch_tanh": "gelu_tanh", "swish": "silu", "relu_squared": "relu2"}
 

@@ -69,7 +69,7 @@ class Attention(Strict):
     bias_o: bool = Field(False, description="The output projection has a bias.")
     clip_qkv: float | None = Field(None, gt=0, description="q, k, v are clipped to [-c, c] (OLMo).")
     scale: float = Field(description="Factor on the scores; usually head_dim ** -0.5.")
-    scale_on: Literal["scores", "query"] = Field("scores", description="scores: after q·k; query: before it (OPT).")
+    scale_on: Literal["scores", "query", "product"] = Field("scores", description="scores: after q·k; query: before it (OPT); product: within q·k, rounded once, ALiBi added there too (BLOOM).")  # fmt: skip  # noqa: E501
     scores_dtype: Rounding = Field("act", description="Dtype of the product q·k (GPT-J, GPT-Neo: fp32).")
     softcap: float | None = Field(None, gt=0, description="scores become c * tanh(scores / c) (Gemma 2: 50).")
     window: int | None = Field(None, gt=0, description="Keys a query sees, its own included; null: all before it.")
@@ -128,6 +128,12 @@ class Rope(Strict):
         return self.dim or int(head_dim * self.partial)
 
 
+class Alibi(Strict):
+    """A linear bias on the scores by position, in place of other positions (Press et al. 2022)."""
+
+    kind: Literal["bloom", "mpt"] = Field(description="bloom: slopes are powers of a base, positions count from the row's start, rounded to the activations; mpt: slopes from exponents, positions count from the last key, float32.")  # fmt: skip  # noqa: E501
+
+
 class Mlp(Strict):
     """Feed-forward branch and the norms around it."""
 
@@ -149,6 +155,7 @@ class Block(Strict):
     residual_scale: float = Field(1.0, description="Factor on each branch before it is added (Granite).")
     attn: Attention
     rope: Rope | None = Field(None, description="null: no rotation in this layer.")
+    alibi: Alibi | None = Field(None, description="ALiBi on the scores of this layer; null: none.")
     mlp: Mlp
     moe: Moe | None = Field(None, description="Experts in place of mlp's projections; null: none in this layer.")
 

@@ -40,6 +40,12 @@ def test_a_port_that_keeps_documents_apart_passes_though_the_reference_does_not(
     assert found["packed"].detail.endswith("; the reference itself computes otherwise")
 
 
+@pytest.mark.parametrize("family", ["bloom", "mpt"])
+def test_a_clean_port_whose_scores_are_biased_by_position_passes(family: str) -> None:
+    found = run(family)
+    assert {*statuses(found).values()} == {"PASS"}, found
+
+
 @pytest.mark.parametrize("family", ["gemma3", "gpt_neox"])
 def test_a_clean_port_with_fused_ops_passes(family: str) -> None:
     found = run(family, ops="triton", tokens=140)

@@ -76,6 +76,11 @@ FAULTS = {
         "opt", Positions, "_count_positions", {COUNTED: SLOTS_WHERE_PACKED},
         {"packed": "FAIL"},
     ),
+    "a bias by position counts from the newest tokens alone": Fault(
+        "bloom", Positions, "alibi",
+        {"self._positions_BS[:, None, None]": "(self._positions_BS - self.start).clamp_min(0)[:, None, None]"},
+        {"decode": "FAIL", "chunks": "FAIL", "padding.left": "FAIL"},
+    ),
     "all rows attend to the keys of the first": Fault(
         "llama", Attention, "_attend",
         {"spec = self.block.attn\n": "spec = self.block.attn\n    k_BGSK = k_BGSK[:1].expand_as(k_BGSK)\n"},

@@ -12,7 +12,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),  # the 350m
     ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),
     ("phi", {"qk_layernorm": False}),
-    ("stablelm", {"use_parallel_residual": True}),
+    ("mpt", {"attn_config": {"clip_qkv": None, "softmax_scale": 0.3}}),
+    ("stablelm", {"use_parallel_residual": True}),  # the 12b
+    ("stablelm", {"qk_layernorm": False, "use_qkv_bias": False}),
 ]
 
 

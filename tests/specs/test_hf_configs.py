@@ -29,7 +29,9 @@ PUBLISHED = {  # elements of the safetensors on the hub, a tied head counted onc
     "phi-1.5": 1_418_270_720, "phi-2": 2_779_683_840, "starcoder2-3b": 3_030_371_328, "gpt-j-6b": 6_050_882_784,
     "starcoderbase-1b": 1_137_207_296, "starcoder": 15_517_456_384, "gpt-neo-125m": 125_198_592,
     "gpt-neo-1.3b": 1_315_575_808, "opt-125m": 125_239_296,
-    "opt-350m": 331_196_416, "biogpt": 346_763_264, "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
+    "opt-350m": 331_196_416, "biogpt": 346_763_264, "bloom-560m": 559_214_592, "bloom-7b1": 7_069_016_064,
+    "mpt-7b": 6_649_286_656, "stablelm-2-12b": 12_143_185_920,
+    "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
 }  # fmt: skip
 TEST_IDS = [f"{name}-{size}" for name, size in SIZES]
 

@@ -10,7 +10,9 @@ from porter_kernels.glu.reference import ACTIVATIONS, Clamp, Layout, split_packe
 from porter_kernels.launch import as_rows, block_size, ceil_div, launch, launching, rows_per_program
 
 TILE = 1024  # 8 elements a thread: with twice as many the exact GELU's backward runs out of registers
-SAME_FUNCTION = {"gelu_new": ("gelu_tanh", None), "quick_gelu": ("silu", 1.702)}  # and its alpha; rounded elsewhere
+SAME_FUNCTION = {  # and its alpha; rounded elsewhere
+    "gelu_new": ("gelu_tanh", None), "gelu_bloom": ("gelu_tanh", None), "quick_gelu": ("silu", 1.702),
+}  # fmt: skip
 
 # --- launches --------------------------------------------------------------------------------
 

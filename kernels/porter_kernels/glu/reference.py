@@ -17,6 +17,11 @@ def _gelu_new(x: Tensor) -> Tensor:
     return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))))
 
 
+def _gelu_bloom(x: Tensor) -> Tensor:
+    # BLOOM's own order and constant of the same function.
+    return x * 0.5 * (1.0 + torch.tanh(0.79788456 * x * (1 + 0.044715 * x * x)))
+
+
 def _gelu_tanh(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
@@ -34,6 +39,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": _gelu_tanh,
     "gelu_new": _gelu_new,
+    "gelu_bloom": _gelu_bloom,
     "quick_gelu": _quick_gelu,
     "relu": F.relu,
     "relu2": _relu2,
@@ -41,7 +47,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation_reference(x: Tensor, *, act: str) -> Tensor:
-    """act(x), with the bits of transformers.activations.ACT2FN[act] (gelu_tanh is its gelu_pytorch_tanh).
+    """act(x), with the bits of transformers.activations.ACT2FN[act] (gelu_tanh is its gelu_pytorch_tanh) or BloomGelu.
 
     Args:
         x: any shape, floating.

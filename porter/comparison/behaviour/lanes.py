@@ -81,6 +81,8 @@ class PortRoutes:
                 after.append(self.decoder.layer(index, x_BTD, positions, cache, computed[-1].__setitem__))
         nodes = dict(zip(CACHED, ("attn.k_rope", "attn.v"), strict=True))
         shown = {name: torch.cat([each[node] for each in computed], dim=1) for name, node in nodes.items()}
+        clip = self.decoder.blueprint.blocks[index].attn.clip_qkv
+        shown["values"] = shown["values"] if clip is None else shown["values"].clamp(-clip, clip)
         if cache is None:
             return Passed(after, {}, shown)
         held, cache.layers[index] = cache.layers[index], LayerCache()
