@@ -132,7 +132,7 @@ def _resolve_changed(
 def _unread(config: Mapping[str, Any], read: set[str], ignored: set[str], prefix: str = "") -> Iterator[str]:
     for key, value in config.items():
         name = prefix + key
-        if name in ignored:
+        if name in ignored or key in ignored:  # a config within the config has HF's metadata too (MPT's attn_config)
             continue
         if isinstance(value, Mapping) and any(each.startswith(f"{name}.") for each in read):
             yield from _unread(value, read, ignored, f"{name}.")
