@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from porter.models.modules import Linear, Normalize, Vector, make_norms, make_projections
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
-from porter.specs.schema import Block, Dims, Norm, WeightRule, Weights
+from porter.specs.rules import WeightRule, Weights
+from porter.specs.schema import Block, Dims, Norm
 
 Tap = Callable[[str, Tensor], None]  # is told each node's name and value
 

@@ -5,7 +5,8 @@ from torch import Tensor, nn
 from porter.models.attention import Tap
 from porter.models.modules import Linear, make_norms, make_projections, split_gate_up
 from porter.models.ops import Ops
-from porter.specs.schema import Block, Dims, Norm, Weights
+from porter.specs.rules import Weights
+from porter.specs.schema import Block, Dims, Norm
 
 
 class Mlp(nn.Module):

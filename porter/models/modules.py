@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from porter.models.ops import Ops
 from porter.specs.blueprint import norms, projections
-from porter.specs.schema import Block, Dims, Norm, WeightRule, Weights
+from porter.specs.rules import WeightRule, Weights
+from porter.specs.schema import Block, Dims, Norm
 
 
 class Linear(nn.Module):

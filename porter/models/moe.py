@@ -16,7 +16,8 @@ from porter.models.modules import Linear, Vector, make_projections, split_gate_u
 from porter.models.ops import Ops
 from porter.specs.blueprint import experts
 from porter.specs.moe import Groups, Router
-from porter.specs.schema import Block, Dims, Weights
+from porter.specs.rules import Weights
+from porter.specs.schema import Block, Dims
 
 CHOICE = "moe.choice"  # [B, T, K]: the experts that a router chose itself; told to taps, but no node: it is no number
 

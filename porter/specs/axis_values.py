@@ -13,7 +13,8 @@ from porter.specs.kinds import Strict
 from porter.specs.messages import allowed
 from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
-from porter.specs.schema import Block, WeightRule
+from porter.specs.rules import WeightRule
+from porter.specs.schema import Block
 from porter.specs.tree import Map
 
 

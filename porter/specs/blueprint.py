@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from porter.specs.kinds import Strict
 from porter.specs.moe import Moe
-from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer, Weights
+from porter.specs.rules import Weights
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
 
 
 class Blueprint(Strict):

@@ -11,7 +11,7 @@ from porter.specs.document import Document
 from porter.specs.expressions import is_expression
 from porter.specs.keys import fields, is_model, members
 from porter.specs.resolve import Resolved
-from porter.specs.schema import WeightRule
+from porter.specs.rules import WeightRule
 from porter.specs.tree import Map
 
 _SECTIONS = ("dims", "embed", "norm", "block", "final_norm", "head", "tokenizer")

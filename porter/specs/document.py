@@ -5,7 +5,8 @@ from typing import Any
 from pydantic import Field
 
 from porter.specs.kinds import Strict
-from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Tokenizer, Weights
+from porter.specs.rules import Weights
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Size, Tokenizer
 
 
 class Pattern(Strict):

@@ -11,7 +11,7 @@ from fnmatch import fnmatchcase
 
 from porter.errors import SpecError, WeightError, closest
 from porter.specs.blueprint import Blueprint, Parameter
-from porter.specs.schema import WeightRule
+from porter.specs.rules import WeightRule
 
 _SHOWN = 5
 

@@ -11,7 +11,8 @@ from porter.specs.family import Family
 from porter.specs.keys import shown
 from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
 from porter.specs.overrides import Override, apply_overrides, change_layers
-from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer, Weights
+from porter.specs.rules import Weights
+from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
 from porter.specs.tree import Map, locate
 from porter.specs.values import evaluate_map, validate, value_of
 

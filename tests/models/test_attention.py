@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from porter.models.attention import split_qkv
-from porter.specs.schema import WeightRule
+from porter.specs.rules import WeightRule
 from tests.models.tiny import random_ids, tiny
 
 
