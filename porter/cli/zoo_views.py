@@ -35,7 +35,7 @@ def print_outcomes(score: Score) -> None:
         if not isinstance(outcome.row, Outside):
             table.add_row(*_cells(outcome))
     if table.row_count:
-        _console().print(table)
+        make_console().print(table)
 
 
 def print_score(score: Score) -> None:
@@ -64,7 +64,7 @@ def to_text(score: Score) -> str:
     counts = Counter(outcome.status for outcome in score.outcomes)
     document = {
         "schema": SCHEMA,
-        "versions": {"porter": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        "versions": versions(),
         "rows": [_row(outcome) for outcome in score.outcomes],
         "score": {
             "mistakes": score.mistakes, "caught": score.caught, "needed": NEEDED, "passed": score.passed,
@@ -72,6 +72,11 @@ def to_text(score: Score) -> str:
         },
     }  # fmt: skip
     return json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+
+
+def versions() -> dict[str, str]:
+    """Of what made the numbers."""
+    return {"porter": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _row(outcome: Outcome) -> dict[str, Any]:
@@ -89,7 +94,7 @@ def _row(outcome: Outcome) -> dict[str, Any]:
 def _cells(outcome: Outcome) -> list[Text]:
     row, found = outcome.row, outcome.found
     assert found is not None and not isinstance(row, Outside)
-    changes = [_cut(change) for change in row.set] or ["none"]
+    changes = [shorten(change) for change in row.set] or ["none"]
     expected = f"{row.stage} {row.node}" if isinstance(row, Mistake) else "no FAIL"
     shown = f"{found.stage} {found.node}" if found.stage else found.verdict
     rho = "" if found.rho is None else f"{found.rho:.3g}"
@@ -97,7 +102,7 @@ def _cells(outcome: Outcome) -> list[Text]:
     return [*map(Text, cells), Text(outcome.status, _COLOURS[outcome.status])]
 
 
-def _cut(change: str) -> str:
+def shorten(change: str) -> str:
     """A change on one line; scalings are longer, and whole in the JSON."""
     return change if len(change) <= _LONGEST else f"{change[: _LONGEST - 1]}…"
 
@@ -109,5 +114,6 @@ def _told(outcome: Outcome) -> str:
     return f"{row.outside}: {row.missing}" if isinstance(row, Outside) else row.claim
 
 
-def _console() -> Console:
+def make_console() -> Console:
+    """Where tables are printed."""
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)

@@ -104,7 +104,7 @@ def run_zoo(
             yield Outcome(name, row, "outside", None, 0.0)
             continue
         try:
-            port = _port(row, zoo.tokens)
+            port = plan_port(row, zoo.tokens)
             key = repr((port.spec, port.size, port.config, port.overrides, port.tokens))
             found = held[key] = held.get(key) or find(port)
         except PorterError as error:
@@ -142,8 +142,8 @@ def judge(row: Mistake | FalseAlarm, found: Found) -> Status:
     return "caught" if (found.stage, found.node) == (row.stage, row.node) else "elsewhere"
 
 
-def _port(row: Mistake | FalseAlarm, tokens: int) -> Build:
-    """The row's port: plain torch on a CPU, where its expectations were measured."""
+def plan_port(row: Mistake | FalseAlarm, tokens: int) -> Build:
+    """The port of a row: plain torch on a CPU, where its expectations were measured."""
     planned = plan_build(
         row.family, size=row.size, weights="random:stress", overrides=(), dtype="bfloat16", ops="reference",
         device="cpu", prompt=None, tokens=row.tokens or tokens,

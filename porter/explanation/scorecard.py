@@ -1,0 +1,197 @@
+"""How often explain is right: on every mistake of the zoo, on pairs of them, and on ports with nothing wrong.
+
+A fault is the leaves of the blueprint in which the port differs from the right spec. Its axis is named when a change
+that explain keeps alters one of them, and its value is right when they are the right spec's afterwards; so a window
+that is set for every layer or through a pattern's case counts alike.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from porter.errors import PorterError
+from porter.explanation.explain import Explanation, explain
+from porter.explanation.zoo import choose_rows, plan_port
+from porter.explanation.zoo_file import Mistake, Zoo
+from porter.models.build import Build, plan_build
+from porter.specs import builtin_spec_names
+from porter.specs.blueprint import Blueprint
+
+NEEDED = {"axis": 0.95, "value": 0.90, "pairs": 0.85}
+PAIRS, SEED = 50, 0
+TOKENS = 140  # past the windows of 128, for clean ports
+_CLOSE = 1e-6  # relative; float32 knows a fitted number no closer
+Leaves = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One port and what explain said of it.
+
+    Attributes:
+        name: the row; 8 + 38 for two; clean for none.
+        faults: axis=value, of each fault.
+        named: for each fault, whether a change acts on it; for a single one, whether the first change does.
+        valued: for each fault, whether the mended spec has its right values.
+        outcome: of explain, or what it raised.
+        kept: what it named.
+    """
+
+    name: str
+    family: str
+    faults: tuple[tuple[str, ...], ...]
+    named: tuple[bool, ...]
+    valued: tuple[bool, ...]
+    outcome: str
+    kept: tuple[str, ...]
+    seconds: float
+
+    @property
+    def right(self) -> bool:
+        """All faults named; of a clean port, none."""
+        return all(self.named) if self.faults else not self.kept and self.outcome == "nothing"
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """All that was scored, counted."""
+
+    scored: Sequence[Scored]
+
+    def of(self, faults: int) -> list[Scored]:
+        """Ports with that many faults."""
+        return [each for each in self.scored if len(each.faults) == faults]
+
+    @property
+    def axis(self) -> tuple[int, int]:
+        """Single faults whose axis is named first, of all."""
+        return sum(all(each.named) for each in self.of(1)), len(self.of(1))
+
+    @property
+    def value(self) -> tuple[int, int]:
+        """Single faults whose axis is named first, with its right value."""
+        return sum(all(each.named) and all(each.valued) for each in self.of(1)), len(self.of(1))
+
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """Pairs of which both axes are named."""
+        return sum(all(each.named) for each in self.of(2)), len(self.of(2))
+
+    @property
+    def accused(self) -> list[Scored]:
+        """Clean ports of which explain says anything."""
+        return [each for each in self.of(0) if not each.right]
+
+    @property
+    def passed(self) -> bool:
+        shares = {"axis": self.axis, "value": self.value, "pairs": self.pairs}
+        enough = all(found >= NEEDED[name] * count for name, (found, count) in shares.items())
+        return enough and not self.accused
+
+
+def score_explain(
+    zoo: Zoo, names: Iterable[str] = (), *, pairs: int = PAIRS, clean: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda name: None,
+) -> Iterator[Scored]:  # fmt: skip
+    """Each mistake of the zoo, then pairs of them, then a clean port of every family, as they come.
+
+    Args:
+        names: rows; none: all.
+        pairs: how many pairs, drawn from rows of one family.
+        clean: families; None: every one that porter has.
+        progress: called after each.
+    """
+    rows = {name: row for name in choose_rows(zoo, names) if isinstance(row := zoo.rows[name], Mistake)}
+    for name, row in rows.items():
+        yield _score(name, plan_port(row, zoo.tokens), [row])
+        progress(name)
+    for one, other in draw_pairs(rows, pairs):
+        port = plan_port(rows[one], zoo.tokens)
+        both = replace(
+            port, config={**port.config, **rows[other].config}, overrides=(*rows[one].set, *rows[other].set),
+            tokens=max(port.tokens or 0, rows[other].tokens or 0),
+        )  # fmt: skip
+        yield _score(f"{one} + {other}", both, [rows[one], rows[other]])
+        progress(f"{one} + {other}")
+    for family in builtin_spec_names() if clean is None else clean:
+        port = plan_build(
+            family, size="tiny", weights="random:stress", overrides=(), dtype="bfloat16", ops="reference",
+            device="cpu", prompt=None, tokens=TOKENS,
+        )  # fmt: skip
+        yield _score("clean", port, [])
+        progress(family)
+
+
+def draw_pairs(rows: Mapping[str, Mistake], count: int) -> list[tuple[str, str]]:
+    """Pairs of rows of one family that change different axes; seeded, none twice."""
+    possible = [
+        (one, other)
+        for position, one in enumerate(rows) for other in list(rows)[position + 1 :]
+        if rows[one].family == rows[other].family and rows[one].size == rows[other].size
+        and not _axes(rows[one]) & _axes(rows[other]) and "preflight" not in (rows[one].stage, rows[other].stage)
+    ]  # fmt: skip
+    return random.Random(SEED).sample(possible, min(count, len(possible)))
+
+
+def _axes(row: Mistake) -> set[str]:
+    """The last words of the axes a row sets: two rows that share one would undo each other."""
+    return {change.partition("=")[0].rpartition(".")[2] for change in row.set}
+
+
+def _score(name: str, port: Build, rows: Sequence[Mistake]) -> Scored:
+    start = time.perf_counter()
+    try:
+        port = replace(port, spec_hash=port.blueprint.hash)
+        found = explain(port)
+    except PorterError as error:
+        faults = tuple(row.set for row in rows)
+        return Scored(name, port.family.name, faults, (False,) * len(rows), (False,) * len(rows), error.wrong, (),
+                      time.perf_counter() - start)  # fmt: skip
+    named, valued = [], []
+    for row in rows:
+        axis, value = _judge(port, row, found, first_alone=len(rows) == 1)
+        named.append(axis)
+        valued.append(value)
+    return Scored(
+        name, port.family.name, tuple(row.set for row in rows), tuple(named), tuple(valued), found.outcome, found.kept,
+        time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _judge(port: Build, row: Mistake, found: Explanation, *, first_alone: bool) -> tuple[bool, bool]:
+    """Whether the axis of a row is named, and whether it has its right value in the mended spec."""
+    right, wrong = _leaves(port.reference_blueprint), _leaves(port.blueprint)
+    others = replace(port, overrides=tuple(each for each in port.overrides if each not in row.set))
+    without = _leaves(others.blueprint) if others.overrides else right
+    fault = {key for key in without.keys() | wrong.keys() if not _same(without.get(key), wrong.get(key))}
+    changes = [each for step in found.steps[: 1 if first_alone else None] for each in step.equals[:1]]
+    first = _leaves(port.changed([one.override for change in changes for one in change]).blueprint)
+    mended = _leaves(port.changed(list(found.kept)).blueprint)
+    altered = {key for key in fault if not _same(first.get(key), wrong.get(key))}
+    return bool(altered), all(_same(mended.get(key), right.get(key)) for key in fault)
+
+
+def _leaves(blueprint: Blueprint) -> dict[str, Any]:
+    """What is computed, as dotted paths; of a rotation that a spec lacks, the path with null."""
+    tree = blueprint.model_dump(mode="json", exclude={"tokenizer", "family"})
+    return dict(_flat(tree, ""))
+
+
+def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _flat(inner, f"{path}.{key}")
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}.{index}")
+    elif not re.search(r"\.(src|ignore|strip)$", path):
+        yield path, value
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float | int) and isinstance(other, float | int) and not isinstance(one, bool):
+        return abs(one - other) <= _CLOSE * max(abs(one), abs(other))
+    return bool(one == other)
