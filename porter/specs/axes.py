@@ -9,7 +9,7 @@ from porter.specs.kinds import Strict
 from porter.specs.moe import Moe
 from porter.specs.schema import Block
 
-_SWAPS: dict[str, dict[Any, Any]] = {
+SWAPS: dict[str, dict[Any, Any]] = {
     "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "gelu_bloom": "gelu", "silu": "gelu",
                 "relu": "relu2", "relu2": "relu", "quick_gelu": "gelu"},
     "rope.style": {"half": "interleaved", "interleaved": "half"},
@@ -88,7 +88,7 @@ def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
     tried: list[tuple[str, Any, Any]] = []
     if embed.scale is not None:
         tried.append(("scale", embed.scale, 1.0))
-        tried.append(("scale_rounding", embed.scale_rounding, _SWAPS["scale_rounding"][embed.scale_rounding]))
+        tried.append(("scale_rounding", embed.scale_rounding, SWAPS["scale_rounding"][embed.scale_rounding]))
     if embed.pos_offset:
         tried.append(("pos_offset", embed.pos_offset, 0))
     if embed.norm:
@@ -113,7 +113,7 @@ def _norm_changes(blueprint: Blueprint, layer: int) -> Iterator[Change]:
     if norm.affine:
         tried.append(("offset", norm.offset, 1 - norm.offset))
     if norm.kind == "rms":
-        tried.append(("math", norm.math, _SWAPS["math"][norm.math]))
+        tried.append(("math", norm.math, SWAPS["math"][norm.math]))
     elif norm.math != "fused":
         tried.append(("math", norm.math, "fused"))
     for name, value, other in tried:
@@ -135,7 +135,7 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     attn, rope, mlp = block.attn, block.rope, block.mlp
     yield "attn.scale", attn.scale, attn.scale * 1.05
     if attn.scale != 1.0:
-        yield "attn.scale_on", attn.scale_on, _SWAPS["attn.scale_on"][attn.scale_on]
+        yield "attn.scale_on", attn.scale_on, SWAPS["attn.scale_on"][attn.scale_on]
     if attn.after_norm:
         yield "attn.after_norm", True, False
     if attn.window is not None:
@@ -145,27 +145,27 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     if attn.clip_qkv is not None:
         yield "attn.clip_qkv", attn.clip_qkv, None
     if attn.qk_norm is not None and rope is not None:
-        yield "attn.qk_norm.when", attn.qk_norm.when, _SWAPS["attn.qk_norm.when"][attn.qk_norm.when]
+        yield "attn.qk_norm.when", attn.qk_norm.when, SWAPS["attn.qk_norm.when"][attn.qk_norm.when]
     if rope is not None:
         yield "rope.theta", rope.theta, rope.theta * 1.02
-        yield "rope.style", rope.style, _SWAPS["rope.style"][rope.style]
+        yield "rope.style", rope.style, SWAPS["rope.style"][rope.style]
         if rope.partial != 1.0 and rope.dim is None:
             yield "rope.partial", rope.partial, 1.0
         if rope.scaling is not None and rope.scaling.rope_type != "default":
             yield "rope.scaling", rope.scaling.rope_type, None
         for name in ("inv_freq_dtype", "pos_dtype", "table_dtype", "apply_dtype"):
-            yield f"rope.{name}", getattr(rope, name), _SWAPS["dtype"][getattr(rope, name)]
+            yield f"rope.{name}", getattr(rope, name), SWAPS["dtype"][getattr(rope, name)]
     if block.alibi is not None:
         yield "alibi", block.alibi.kind, None
-        yield "alibi.kind", block.alibi.kind, _SWAPS["alibi.kind"][block.alibi.kind]
+        yield "alibi.kind", block.alibi.kind, SWAPS["alibi.kind"][block.alibi.kind]
     if block.topology == "parallel":
-        yield "add_order", block.add_order, _SWAPS["add_order"][block.add_order]
+        yield "add_order", block.add_order, SWAPS["add_order"][block.add_order]
         if mlp.pre_norm == "shared":
             yield "mlp.pre_norm", mlp.pre_norm, False
         elif mlp.pre_norm is not True or attn.pre_norm:
             yield "topology", block.topology, "sequential"
     if block.moe is None:
-        yield "mlp.act", mlp.act, _SWAPS["mlp.act"][mlp.act]
+        yield "mlp.act", mlp.act, SWAPS["mlp.act"][mlp.act]
     else:
         yield from _moe_changes(block.moe)
     if mlp.after_norm:
@@ -178,21 +178,21 @@ def _moe_changes(moe: Moe) -> Iterator[tuple[str, Any, Any]]:
     """Of the experts and their router; what has no value that needs other tensors."""
     router = moe.router
     if moe.alpha is None:
-        yield "moe.act", moe.act, _SWAPS["mlp.act"][moe.act]
+        yield "moe.act", moe.act, SWAPS["mlp.act"][moe.act]
     for name, neutral in (("alpha", None), ("limit", None), ("up_offset", 0.0)):
         if getattr(moe, name) != neutral:
             yield f"moe.{name}", getattr(moe, name), neutral
     if moe.shared is not None and moe.shared.gate == "sigmoid":
         yield "moe.shared.gate", "sigmoid", "none"
     for name in ("score", "order"):
-        yield f"moe.router.{name}", getattr(router, name), _SWAPS[f"router.{name}"][getattr(router, name)]
+        yield f"moe.router.{name}", getattr(router, name), SWAPS[f"router.{name}"][getattr(router, name)]
     if router.order == "score_then_topk" or router.score == "sigmoid":  # else the weights have the sum of one already
         yield "moe.router.renorm", router.renorm, not router.renorm
     for name, neutral in (("scale", 1.0), ("correction", False), ("groups", None)):
         if getattr(router, name) != neutral:
             yield f"moe.router.{name}", "a map" if name == "groups" else getattr(router, name), neutral
     for name in ("dtype", "score_dtype", "weights_dtype"):
-        yield f"moe.router.{name}", getattr(router, name), _SWAPS["dtype"][getattr(router, name)]
+        yield f"moe.router.{name}", getattr(router, name), SWAPS["dtype"][getattr(router, name)]
     yield "moe.router.sorted", router.sorted, not router.sorted
 
 
