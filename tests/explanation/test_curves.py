@@ -90,7 +90,7 @@ def test_the_figure_has_every_curve_and_marks_the_winner() -> None:
     assert lines[-1].y[0] < min(value for trace in lines[:-1] for value in trace.y[1:])
     assert {note.text for note in figure.layout.annotations} == {"exact GELU", "norm cast"}
     page = curves_to_html(found)
-    assert "One of 4 combinations is the reference" in page and "src=\"http" not in page
+    assert "One of 4 combinations is the reference" in page and 'src="http' not in page
     document = json.loads(curves_to_json(found))
     assert document["winners"] == ["nothing changed"] and len(document["curves"]) == 4
     assert document["curves"][1]["l2"][-1] == found.curves[1].l2[-1]
