@@ -87,6 +87,7 @@ def make_report(
         behaviour=tuple(found.behaviour),
         golden=found.golden,
         self_check=tuple(found.self_check),
+        proposals=() if module is None else tuple(module.proposals.found.values()),
     )
     return replace(report, sentence=sentence(report))
 

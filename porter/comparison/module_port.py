@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from porter.comparison.behaviour.checks import judge_logits, worst_first
+from porter.comparison.proposals import Proposals
 from porter.comparison.report import Behaviour, Logits
 from porter.comparison.verdicts import BEHAVIOUR
 from porter.errors import UsageError
@@ -34,6 +35,7 @@ class ModulePort:
     build: Build
     exact: bool
     notes: list[str] = field(default_factory=list)
+    proposals: Proposals = field(default_factory=Proposals)
 
     @property
     def what(self) -> str:

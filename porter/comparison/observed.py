@@ -47,3 +47,16 @@ class Injected:
     rho: float | None
     expected: str | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A layout under which a node of a user's module is the reference's, as a line of the map file.
+
+    Attributes:
+        node: where it was found first.
+        line: what the map would say.
+    """
+
+    node: str
+    line: str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from porter.comparison.names import GRADIENT, NodeKind, place_in_unit
-from porter.comparison.observed import Axis, Injected
+from porter.comparison.observed import Axis, Injected, Proposal
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
 StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
@@ -278,6 +278,7 @@ class DiffReport:
     behaviour: tuple[Behaviour, ...] = ()
     golden: Mapping[str, str | int] = field(default_factory=dict)  # the cache it came from; empty: it was run
     self_check: tuple[Injected, ...] = ()  # empty where none was asked for
+    proposals: tuple[Proposal, ...] = ()  # lines for a module's map
 
     @property
     def compared(self) -> int:

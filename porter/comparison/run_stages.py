@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -210,7 +211,9 @@ def _decoder(run: Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -
 def _lanes(run: Run, reader: WeightReader, golden: Lane, reference: Lane, folder: Path) -> Lanes:
     if run.module is not None:
         own = run.module.lane(folder, reference.dtype, run.device)
-        return Lanes(run.build.blueprint.dims, golden, reference, own, own if run.module.exact else None, own.why)
+        looks = partial(run.module.proposals.look, own)
+        executor = own if run.module.exact else None
+        return Lanes(run.build.blueprint.dims, golden, reference, own, executor, own.why, looks)
 
     def lane(ops: OpsName) -> PortLane:
         return PortLane(_decoder(run, reader, ops, reference.dtype), reference.dtype, run.device)

@@ -21,6 +21,7 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
     "greedy": "decoding, where it writes on",
 }
 
+_SAID = 2  # parts of a module that are not called
 # Of porter diff, what porter explain has not: with a value, and without.
 _DIFF_FLAGS = (
     "--port",
@@ -102,14 +103,26 @@ def _of_report(report: DiffReport) -> list[str]:
 
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
-    if "dump" in report.port.details:  # porter explain changes specs, and a dump has none that it could run
-        return f"{where}; look at {suspects(fail.name)}."
     again = next_command(report)
     if "module" in report.port.details:
-        again = _same_layer(report, fail)
-    elif fail.stage == "gradients":
+        return f"{where}{_of_module(report, fail)}; look at {suspects(fail.name)}; next: {_same_layer(report, fail)}"
+    if fail.stage == "gradients":
         again = shlex.join(["porter", "diff", report.name, "--stage", "gradients"])
     return f"{where}; look at {suspects(fail.name)}; next: {again}"
+
+
+def _of_module(report: DiffReport, fail: NodeDiff | None) -> str:
+    """What is known of a module besides: parts that it never calls, and layouts that its data fit."""
+    said = ""
+    if fail is not None:
+        silent = [n for n in report.of_stage(fail.stage) if n.layer == fail.layer and n.reason.endswith("not called")]
+        said += "".join(f"; {node.node}: {node.reason}" for node in silent[:_SAID])
+    if report.proposals:
+        first = next((p for p in report.proposals if fail and p.node == fail.name), report.proposals[0])
+        others = len(report.proposals) - 1
+        more = f", and {others} more lines" if others else ""
+        said += f"; as the map’s line “{first.line}” its data fit{more}"
+    return said
 
 
 def _same_layer(report: DiffReport, fail: NodeDiff) -> str:
@@ -155,7 +168,8 @@ def _warned(report: DiffReport) -> str:
         same = f"{report.verdict} at {where}; {function}: look at {suspects(str(unequal.first))}"
         return f"{same}; next: {next_command(report)}" if report.verdict == "FAIL" else f"{same}."
     if judged is not None:
-        return f"{report.verdict} at {judged.first} ({judged.name}, {judged.dtype}): {judged.detail}."
+        where = f"{judged.first} ({judged.name}, {judged.dtype}): {judged.detail}"
+        return f"{report.verdict} at {where}{_of_module(report, None)}."
     check = next((check for check in report.preflight if check.status == "WARN"), None)
     if check is not None:
         return f"{report.verdict}: {check.name} {check.detail}."

@@ -8,7 +8,7 @@ import json
 import math
 from typing import Any, TypeVar
 
-from porter.comparison.observed import Axis, Injected
+from porter.comparison.observed import Axis, Injected, Proposal
 from porter.comparison.report import (
     SCHEMA,
     DiffReport,
@@ -22,7 +22,7 @@ from porter.comparison.report import (
 
 REWRITE = "run porter diff again to write the report anew"
 Json = dict[str, Any]
-Flat = TypeVar("Flat", Stage, Axis, Injected, Logits, Propagated)
+Flat = TypeVar("Flat", Stage, Axis, Injected, Logits, Propagated, Proposal)
 
 
 def to_json(report: DiffReport) -> Json:
@@ -64,6 +64,7 @@ def to_json(report: DiffReport) -> Json:
         "behaviour": [_fields(check) for check in report.behaviour],
         "axes": [_fields(axis) for axis in report.axes],
         "self_check": [_fields(fault) for fault in report.self_check],
+        "proposals": [_fields(each) for each in report.proposals],
         "artifacts": {"html": "report.html"},
         "timings": {step: _encode(seconds) for step, seconds in report.timings_s.items()},
         "warnings": list(report.warnings),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from porter.comparison.names import NodeKind
-from porter.comparison.observed import Axis, Injected
+from porter.comparison.observed import Axis, Injected, Proposal
 from porter.comparison.report import (
     SCHEMA,
     Behaviour,
@@ -30,7 +30,7 @@ from porter.errors import ArtifactError
 VERDICTS, STAGES, KINDS = get_args(Verdict), get_args(StageName), get_args(NodeKind)
 REWRITE = "run porter diff again to write the report anew"
 Json = dict[str, Any]
-Flat = TypeVar("Flat", Stage, Axis, Injected, Behaviour, Logits, Propagated)
+Flat = TypeVar("Flat", Stage, Axis, Injected, Behaviour, Logits, Propagated, Proposal)
 
 
 def read_report(path: Path) -> DiffReport:
@@ -106,6 +106,7 @@ def _report_from_json(document: Mapping[str, Any]) -> DiffReport:
         behaviour=tuple(_known(Behaviour, each) for each in document.get("behaviour", ())),
         golden={key: value for key, value in run.get("golden", {}).items() if key != "dtype"},
         self_check=tuple(_known(Injected, each) for each in document.get("self_check", ())),
+        proposals=tuple(_known(Proposal, each) for each in document.get("proposals", ())),
     )
 
 

@@ -67,7 +67,8 @@ def banner(report: DiffReport) -> Html:
     when = f"porter diff · {report.name} · {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
     heading = tag("h1", badge(report.verdict), " ", tag("span", said))
     following = [tag("p", "Next: ", tag("code", command), class_="next")] if command else []
-    notes = (tag("p", note, class_="note") for note in report.warnings)
+    notes = [tag("p", note, class_="note") for note in report.warnings]
+    notes += [tag("p", "Fits: ", tag("code", proposal.line), class_="note") for proposal in report.proposals]
     return join([tag("p", when, class_="eyebrow"), heading, *following, _sides(report), *notes])
 
 

@@ -71,6 +71,8 @@ def render(report: DiffReport, console: Console, *, page: Path | None = None) ->
             _line(console, (f"{check.status} ", COLOURS[check.status]), f"{check.name}: {check.detail}")
     for warning in report.warnings:
         _line(console, ("note ", COLOURS["WARN"]), warning)
+    for proposal in report.proposals:
+        _line(console, ("fits ", COLOURS["WARN"]), proposal.line, wrap=False)
     _line(console, (coverage(report), QUIET))
     if report.self_check:
         _line(console, (self_check_line(report), COLOURS["FAIL"] if report.missed else QUIET))

@@ -1,12 +1,14 @@
 """A user's module as the port: clean ones pass, planted mistakes fail at the node where they act, errors are told."""
 
+import importlib
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-from torch import nn
+from ruamel.yaml import YAML
 
 from porter.comparison.diff import diff
 from porter.comparison.report import DiffReport
@@ -60,24 +62,72 @@ def test_a_planted_mistake_fails_where_it_acts(family: str, function: str, first
     if family == "qwen3":  # modules that are there and are not called: what the mistake is
         missing = {node.node: node.reason for node in report.nodes if node.status == "NOT_COMPARED"}
         assert missing == {f"attn.{x}_norm": f"attention.norm_{x} is not called" for x in "qk"}
+        assert "; attn.q_norm: attention.norm_q is not called; attn.k_norm: " in report.sentence
+
+
+def test_a_layout_that_is_not_declared_is_proposed_and_passes_as_proposed(tmp_path: Path) -> None:
+    declared = (MODULES / "my_llama.map.yaml").read_text()
+    path = tmp_path / "map.yaml"
+    path.write_text(declared.replace(", rope: interleaved", "").replace("slice: 0:160", 'slice: "::2"'))
+    report = run("llama", map=path, tokens=30)
+    assert (report.verdict, report.exit_code) == ("WARN", 0)
+    lines = [proposal.line for proposal in report.proposals]
+    assert lines == [
+        'attn.q: {at: wqkv, slice: "0:96", rope: interleaved}',
+        'attn.k: {at: wqkv, slice: "96:128", rope: interleaved}',
+        'attn.q_rope: {at: "@scaled_dot_product_attention:input", axes: BHTK, rope: interleaved}',
+        'attn.k_rope: {at: "@scaled_dot_product_attention:input1", axes: BHTK, rope: interleaved}',
+        'mlp.gate: {at: w13, slice: "0:160"}',
+    ]  # fmt: skip
+    assert report.sentence.endswith(f"; as the map’s line “{lines[0]}” its data fit, and 4 more lines.")
+    for line in lines:
+        path.write_text(re.sub(rf"^  {line.split(':')[0]}: .*$", f"  {line}", path.read_text(), flags=re.MULTILINE))
+    report = run("llama", map=path, tokens=30)
+    assert (report.verdict, report.proposals, report.compared) == ("PASS", (), 48)
+
+
+def test_heads_in_another_order_fail_until_they_are_declared() -> None:
+    model = users("my_qwen3").load(tiny("qwen3").checkpoint(), torch.float32)
+    for block in model.blocks:  # 6 heads share 2 of keys and values: both groups exchanged, and two heads within one
+        heads, attention = torch.tensor([3, 5, 4, 0, 1, 2]), block.attention
+        for linear, order in ((attention.wq, heads), (attention.wk, [1, 0]), (attention.wv, [1, 0])):
+            for kind in (linear.weight, linear.bias):
+                kind.data = kind.data.view(-1, 24, *kind.shape[1:])[order].flatten(0, 1)
+        attention.wo.weight.data = attention.wo.weight.data.view(96, 6, 24)[:, heads].flatten(1)
+    report = run("qwen3", port=model, tokens=30)
+    assert (report.exit_code, report.first_fail.name) == (1, "layers.0.attn.ctx")
+    proposed = {proposal.line.split(":")[0]: proposal.line for proposal in report.proposals}
+    assert proposed["attn.ctx"] == "attn.ctx: {at: attention.wo:input, heads: [3, 5, 4, 0, 1, 2]}"
+    assert (
+        "as the map’s line “attn.ctx: {at: attention.wo:input, heads: [3, 5, 4, 0, 1, 2]}” its data fit"
+        in report.sentence
+    )
+    nodes = yaml((MODULES / "my_qwen3.map.yaml").read_text())
+    nodes |= {node: yaml(f"x:\n  {line}")[node] for node, line in proposed.items()}
+    report = run("qwen3", port=model, map={"layers": "blocks.{i}", "nodes": nodes}, tokens=30)
+    assert (report.verdict, report.proposals) == ("PASS", ()), report.sentence
+
+
+def users(name: str) -> ModuleType:
+    """A file of the users' modules, imported as it would be from their folder."""
+    sys.path.insert(0, str(MODULES))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(str(MODULES))
+
+
+def yaml(text: str) -> dict:
+    """The last map of a document."""
+    read = YAML(typ="safe").load(text)
+    return list(read.values())[-1]
 
 
 def test_layers_are_fed_what_golden_saw_and_the_curve_is_the_modules_own() -> None:
-    mistaken = nn.Module()
-
-    def load(folder: Path) -> nn.Module:
-        import my_llama
-
-        nonlocal mistaken
-        mistaken = my_llama.load(folder)
-        mistaken.layers[1].__class__ = my_llama.Swapped
-        return mistaken
-
-    sys.path.insert(0, str(MODULES))
-    try:
-        report = run("llama", port=load(tiny("llama").checkpoint()), tokens=20)
-    finally:
-        sys.path.remove(str(MODULES))
+    my_llama = users("my_llama")
+    mistaken = my_llama.load(tiny("llama").checkpoint())
+    mistaken.layers[1].__class__ = my_llama.Swapped
+    report = run("llama", port=mistaken, tokens=20)
     assert {node.layer for node in report.nodes if node.status == "FAIL"} == {1}
     curve = {n.layer: n.propagated.rel_l2 for n in report.of_stage("semantics") if n.node == "resid_post"}
     assert curve[0] < 1e-5 < 1e-2 < curve[1] and curve[2] > 1e-2
@@ -158,13 +208,7 @@ def test_values_that_are_no_numbers_fail(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_module_that_takes_no_dtype_is_cast_and_its_rounded_buffers_are_told() -> None:
-    import importlib
-
-    sys.path.insert(0, str(MODULES))
-    try:
-        model = importlib.import_module("my_llama").load(tiny("llama").checkpoint())
-    finally:
-        sys.path.remove(str(MODULES))
+    model = users("my_llama").load(tiny("llama").checkpoint())
     model.register_buffer("inv_freq", model.__dict__.pop("inv_freq"))
     report = run("llama", port=model, tokens=20, dtype="bfloat16", stages=["precision"])
     assert any("its buffer inv_freq was rounded to bfloat16 by Module.to" in note for note in report.warnings)

@@ -5,7 +5,7 @@ import random
 from dataclasses import replace
 from functools import cache
 
-from porter.comparison.observed import Axis, Injected
+from porter.comparison.observed import Axis, Injected, Proposal
 from porter.comparison.report import (
     Check,
     DiffReport,
@@ -300,7 +300,8 @@ def warning() -> DiffReport:
         *stage_nodes(2, "precision", "bf16", bit_equal=False, wrong={"attn.norm": 1.9, "attn.q_rope": 2.1}),
     )
     sentence = "WARN: same function, other rounding; bits first differ at layers.0.attn.norm in bf16."
-    return make(nodes, "WARN", 0, sentence)
+    line = 'attn.q_rope: {at: "attn@scaled_dot_product_attention:input", axes: BHTK}'
+    return replace(make(nodes, "WARN", 0, sentence), proposals=(Proposal("layers.0.attn.q_rope", line),))
 
 
 @cache

@@ -37,7 +37,7 @@ def test_keys_and_their_order() -> None:
     document = to_json(synthetic.failing())
     assert list(document) == [
         "schema", "verdict", "exit", "summary", "run", "thresholds", "stages", "preflight", "nodes", "logits",
-        "behaviour", "axes", "self_check", "artifacts", "timings", "warnings",
+        "behaviour", "axes", "self_check", "proposals", "artifacts", "timings", "warnings",
     ]  # fmt: skip
     assert document["schema"] == "porter.diff/1"
     assert document["summary"] == {

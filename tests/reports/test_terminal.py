@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from porter.reports import render
+from porter.reports.html import to_html
 from porter.reports.terminal import MOST_OFFENDERS, render_timings
 from porter.reports.terminal_tables import render_axes, render_self_check
 from tests.reports import synthetic
@@ -161,6 +162,15 @@ def test_the_table_of_axes_has_the_blind_ones_first_with_the_reason() -> None:
 def test_no_axes_are_said_to_be_none() -> None:
     assert (
         axes_printed(synthetic.inconclusive())[0] == "No axis was tried: this run cannot say what it could have seen."
+    )
+
+
+def test_lines_that_a_map_might_have_are_shown_to_be_copied() -> None:
+    line = 'fits attn.q_rope: {at: "attn@scaled_dot_product_attention:input", axes: BHTK}'
+    assert line in shown(synthetic.warning(), width=40).splitlines()
+    page = to_html(synthetic.warning())
+    assert (
+        "Fits: <code>attn.q_rope: {at: &quot;attn@scaled_dot_product_attention:input&quot;, axes: BHTK}</code>" in page
     )
 
 
