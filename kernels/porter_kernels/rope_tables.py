@@ -33,7 +33,7 @@ def rope_frequencies(
     """Inverse frequencies of one layer, and the factor its cos and sin are multiplied by.
 
     Args:
-        kind: one of FREQUENCIES: default, linear, dynamic, yarn, longrope, llama3, proportional.
+        kind: one of FREQUENCIES: default, linear, dynamic, yarn, longrope, llama3, proportional, ntk_alpha.
         theta: the base, rope_theta.
         dim: rotated features of a head, R; a partial rotary factor has been applied, except for proportional, which
             takes it from scaling and leaves R as wide as the head, with frequencies of 0.
@@ -85,6 +85,11 @@ def _dynamic(
         length = max(seq_len or 0, max_positions)
     grown = theta * ((factor * length / max_positions) - (factor - 1)) ** (dim / (dim - 2))
     return 1.0 / _powers(grown, dim), 1.0
+
+
+def _ntk_alpha(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
+    # Hunyuan: `dynamic` with a fixed alpha, transformers models/hunyuan_v1_dense/modeling_hunyuan_v1_dense.py.
+    return 1.0 / _powers(theta * scaling["alpha"] ** (dim / (dim - 2)), dim), 1.0
 
 
 def _yarn(theta: float, dim: int, scaling: Scaling, max_positions: int, seq_len: object) -> tuple[Tensor, float]:
@@ -173,6 +178,7 @@ FREQUENCIES: dict[str, Callable[[float, int, Scaling, int, Any], tuple[Tensor, f
     "longrope": _longrope,
     "llama3": _llama3,
     "proportional": _proportional,
+    "ntk_alpha": _ntk_alpha,
 }
 
 

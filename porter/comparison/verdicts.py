@@ -54,7 +54,7 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("embed.out", "embed.scale, embed.scale_rounding, embed.positions, embed.pos_offset, embed.norm"),
     ("attn.norm", "norm.*"), ("q_norm", "norm.*, block.attn.qk_norm"), ("k_norm", "norm.*, block.attn.qk_norm"),
     ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("after_norm", "norm.*"), ("final.norm", "norm.*"),
-    ("q_rope", "block.rope.*, block.attn.qk_norm, scale_on"),
+    ("q_rope", "block.rope.*, block.attn.qk_norm, scale_on, temperature"),
     ("k_rope", "block.rope.*, block.attn.qk_norm"),
     ("attn.ctx", "block.rope.*, block.alibi, block.attn.scale, softcap, window, qk_norm"),
     ("mlp.act", "block.mlp.act, gate/up order"), ("moe.router", "block.moe.router.dtype, bias"),

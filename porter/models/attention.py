@@ -50,6 +50,8 @@ class Attention(nn.Module):
             q_BHTK, k_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2)
         if spec.scale_on == "query":
             q_BHTK = q_BHTK * spec.scale
+        if spec.temperature is not None:
+            q_BHTK = q_BHTK * positions.temperature(spec.temperature, q_BHTK.dtype)
         q_BTHK, k_BTGK = q_BHTK.transpose(1, 2), k_BGTK.transpose(1, 2)
         tap("attn.q_rope", q_BTHK)
         tap("attn.k_rope", k_BTGK)

@@ -2,9 +2,11 @@
 
 from torch import Tensor, nn
 
+from porter.models.activations import Activation
 from porter.models.attention import Tap
 from porter.models.modules import Linear, make_norms, make_projections, split_gate_up
 from porter.models.ops import Ops
+from porter.specs.blueprint import activation_tensors
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Norm
 
@@ -27,7 +29,7 @@ class Mlp(nn.Module):
         """
         super().__init__()
         self.scope, self.ops = scope, ops
-        self.act = block.moe.act if block.moe and scope == "moe.shared" else block.mlp.act
+        self.act_name = block.moe.act if block.moe and scope == "moe.shared" else block.mlp.act
         self.gated = block.mlp.gated or scope == "moe.shared"
         self.gate_up_rule = rules.block.get(f"{scope}.gate_up") if self.gated else None
         if norm is not None:
@@ -35,12 +37,14 @@ class Mlp(nn.Module):
                 self.add_module(name, module)
         for name, linear in make_projections(scope, block, dims, rules):
             self.add_module(name, linear)
+        own_tensors = scope == "mlp" and bool(activation_tensors(block))
+        self.act = Activation(self.act_name) if own_tensors else None
 
     def forward(self, x_BTD: Tensor, tap: Tap) -> Tensor:
         if not self.gated:
             up_BTF: Tensor = self.up(x_BTD)
             tap(f"{self.scope}.up", up_BTF)
-            act_BTF = self.ops.activation(up_BTF, self.act)
+            act_BTF = self.ops.activation(up_BTF, self.act_name) if self.act is None else self.act(up_BTF)
         else:
             if self.gate_up_rule is None:
                 gate_BTF, up_BTF = self.gate(x_BTD), self.up(x_BTD)
@@ -48,7 +52,10 @@ class Mlp(nn.Module):
                 gate_BTF, up_BTF = split_gate_up(self.gate_up(x_BTD), self.gate_up_rule)
             tap(f"{self.scope}.gate", gate_BTF)
             tap(f"{self.scope}.up", up_BTF)
-            act_BTF = self.ops.glu(gate_BTF, up_BTF, act=self.act)
+            if self.act is None:
+                act_BTF = self.ops.glu(gate_BTF, up_BTF, act=self.act_name)
+            else:
+                act_BTF = self.act(gate_BTF) * up_BTF
         tap(f"{self.scope}.act", act_BTF)
         out_BTD: Tensor = self.down(act_BTF)
         tap(f"{self.scope}.out", out_BTD)

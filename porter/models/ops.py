@@ -9,7 +9,8 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from porter.specs.schema import Norm, Rope
+from porter.specs.rope import Rope
+from porter.specs.schema import Norm
 from porter_kernels import use_interpreter_on_cpu
 
 OpsName = Literal["reference", "triton"]

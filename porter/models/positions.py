@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from porter.models.alibi import alibi_slopes
-from porter.specs.schema import Alibi, Dims, Rope
+from porter.specs.rope import Rope
+from porter.specs.schema import Alibi, Dims, Temperature
 from porter_kernels.rope_tables import rope_frequencies, rope_tables
 
 
@@ -49,6 +50,11 @@ class Positions:
         if key not in self._tables:
             self._tables[key] = self._make_tables(rope, dims, dtype)
         return self._tables[key]
+
+    def temperature(self, spec: Temperature, dtype: torch.dtype) -> Tensor:
+        """[1 or B, 1, T, 1], what queries are multiplied by: computed in float32, then rounded to `dtype`."""
+        steps_BT = torch.floor(self.ids_BT.to(torch.promote_types(dtype, torch.float32)) / spec.base)
+        return (1 + spec.beta * torch.log(1 + steps_BT)).to(dtype)[:, None, :, None]
 
     def mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
         """[1 or B, 1, T, S], added to scores: 0 where the key may be seen, the dtype's least value elsewhere."""

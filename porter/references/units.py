@@ -127,7 +127,7 @@ class Widened:
         mine = [slot for slots in (*places.layers, places.rest) for slot in slots]
         theirs = [slot for slots in (*narrow.places.layers, narrow.places.rest) for slot in slots]
         self._narrow: dict[str, Slot] = {slot.name: slot for slot in theirs}
-        self._tracked: set[nn.Module] = set()  # what fills them keeps them
+        self._tracked: set[str] = set()  # slots that are filled already, and stay so
         self._scratch = _Scratch()
         by_module: dict[nn.Module, list[Slot]] = {}
         for wide in mine:
@@ -147,7 +147,7 @@ class Widened:
         try:
             with torch._C.DisableTorchFunction():
                 found = [slot.fill_tracked(self._narrow[slot.name].value.double()) for slot in slots]
-            self._tracked = {slot.module for slot in slots}
+            self._tracked = {slot.name for slot in slots}
             yield found
         finally:
             self._tracked = set()
@@ -162,17 +162,17 @@ class Widened:
             yield {name: value.double() for name, value in chunk.items()}
 
     def _widen(self, slots: list[Slot]) -> Callable[..., None]:
-        def fill(module: nn.Module, _args: Any) -> None:
-            if module not in self._tracked:
-                for slot in slots:
+        def fill(_module: nn.Module, _args: Any) -> None:
+            for slot in slots:
+                if slot.name not in self._tracked:
                     slot.fill(self._scratch.widen(self._narrow[slot.name].value))
 
         return fill
 
     def _clear(self, slots: list[Slot]) -> Callable[..., None]:
-        def clear(module: nn.Module, _args: Any, _out: Any) -> None:
-            if module not in self._tracked:
-                for slot in slots:
+        def clear(_module: nn.Module, _args: Any, _out: Any) -> None:
+            for slot in slots:
+                if slot.name not in self._tracked:
                     self._scratch.take_back(slot.value)
                     slot.clear()
 

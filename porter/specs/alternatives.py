@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 from porter.specs.axis_values import field_of
 from porter.specs.expressions import Config, evaluate
 from porter.specs.keys import members
+from porter.specs.kinds import ACTIVATION_TENSORS
 from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
 from porter.specs.schema import Dims
@@ -20,6 +21,7 @@ Section = Literal["embed", "layer", "head"]  # where an axis acts
 _SECTIONS = {"embed": ("embed", "norm"), "head": ("head", "norm"), "layer": ("norm", "block", "patterns", "weights")}
 _CONFIG_KEYS = {  # axis -> parts of the names that config keys have for it
     "eps": ("eps",), "theta": ("theta", "base"), "window": ("window",), "softcap": ("softcap",), "clip_qkv": ("clip",),
+    "beta": ("beta",), "base": ("original_max",),
     "partial": ("partial", "rotary_pct"), "scale": ("scal", "multiplier"), "residual_scale": ("residual",),
     "mul": ("logit",), "div": ("logit",), "by": ("pattern",), "top_k": ("per_tok", "topk", "top_k"),
     "limit": ("limit",), "alpha": ("alpha",), "n": ("n_group",), "top": ("topk_group",),
@@ -125,7 +127,8 @@ def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
         yield from (f"{{over: {over}, when: {when}}}" for over in ("head", "full") for when in _WHEN)
     for kind in kinds:
         if get_origin(kind) is Literal:
-            yield from map(value_text, get_args(kind))
+            known = [each for each in get_args(kind) if each not in ACTIVATION_TENSORS]  # which a checkpoint lacks
+            yield from map(value_text, known)
         elif kind is bool:
             yield from ("true", "false")
     if int in kinds or float in kinds:

@@ -11,7 +11,7 @@ from porter.specs.schema import Block
 
 SWAPS: dict[str, dict[Any, Any]] = {
     "mlp.act": {"gelu": "gelu_tanh", "gelu_tanh": "gelu", "gelu_new": "gelu", "gelu_bloom": "gelu", "silu": "gelu",
-                "relu": "relu2", "relu2": "relu", "quick_gelu": "gelu"},
+                "relu": "relu2", "relu2": "relu", "quick_gelu": "gelu", "xielu": "silu"},
     "rope.style": {"half": "interleaved", "interleaved": "half"},
     "attn.qk_norm.when": {"before_rope": "after_rope", "after_rope": "before_rope"},
     "attn.scale_on": {"scores": "query", "query": "scores", "product": "scores"},
@@ -112,9 +112,9 @@ def _norm_changes(blueprint: Blueprint, layer: int) -> Iterator[Change]:
     tried: list[tuple[str, Any, Any]] = [("eps", norm.eps, norm.eps * 10)]
     if norm.affine:
         tried.append(("offset", norm.offset, 1 - norm.offset))
-    if norm.kind == "rms":
+    if norm.kind == "rms" and norm.affine:
         tried.append(("math", norm.math, SWAPS["math"][norm.math]))
-    elif norm.math != "fused":
+    elif norm.kind == "layernorm" and norm.math != "fused":
         tried.append(("math", norm.math, "fused"))
     for name, value, other in tried:
         changed_norm = norm.model_copy(update={name: other})
@@ -142,6 +142,9 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
         yield "attn.window", attn.window, attn.window + 1
     if attn.softcap is not None:
         yield "attn.softcap", attn.softcap, None
+    if attn.temperature is not None:
+        yield "attn.temperature", attn.temperature.beta, None
+        yield "attn.temperature.base", attn.temperature.base, attn.temperature.base + 1
     if attn.clip_qkv is not None:
         yield "attn.clip_qkv", attn.clip_qkv, None
     if attn.qk_norm is not None and rope is not None:
@@ -149,6 +152,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     if rope is not None:
         yield "rope.theta", rope.theta, rope.theta * 1.02
         yield "rope.style", rope.style, SWAPS["rope.style"][rope.style]
+        if rope.negate:
+            yield "rope.negate", True, False
         if rope.partial != 1.0 and rope.dim is None:
             yield "rope.partial", rope.partial, 1.0
         if rope.scaling is not None and rope.scaling.rope_type != "default":

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from porter.specs.kinds import Strict
+from porter.specs.kinds import ACTIVATION_TENSORS, Slot, Strict
 from porter.specs.moe import Moe
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
@@ -53,8 +53,8 @@ class Blueprint(Strict):
 
     @property
     def num_parameters(self) -> int:
-        """Elements over all parameters; a tied head counts once, with the embedding."""
-        return sum(parameter.num_elements for parameter in self.parameters().values())
+        """Elements over all parameters, HF's buffers left out; a tied head counts once, with the embedding."""
+        return sum(each.num_elements for each in self.parameters().values() if each.kind != "buffer")
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,8 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    kind: str  # embedding, linear, norm, bias, correction
+    kind: str  # embedding, linear, norm, bias, correction, activation, buffer
+    slot: Slot | None = None  # of an activation's tensor
 
     @property
     def num_elements(self) -> int:
@@ -74,7 +75,7 @@ class Parameter:
 
     @property
     def module(self) -> str:
-        """The name without .weight or .bias."""
+        """The name without its last part: .weight, .bias, or that of an activation's tensor."""
         return self.name.rpartition(".")[0]
 
 
@@ -139,6 +140,12 @@ def vectors(block: Block, dims: Dims) -> dict[str, tuple[int, str]]:
     return found
 
 
+def activation_tensors(block: Block) -> dict[str, Slot]:
+    """The tensors of the feed-forward branch's activation: mlp.act.alpha_p -> its slot."""
+    slots = {} if block.moe else ACTIVATION_TENSORS.get(block.mlp.act, {})
+    return {f"mlp.act.{name}": slot for name, slot in slots.items()}
+
+
 def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, tuple[int, ...]]]:
     """The norms of a layer: name -> (the norm, the shape of its weight, or of what would be)."""
     found: dict[str, tuple[Norm, tuple[int, ...]]] = {}
@@ -185,6 +192,8 @@ def _parameters(blueprint: Blueprint) -> Iterator[Parameter]:
                 yield Parameter(f"layers.{i}.{name}.bias", (count, out), "bias")
         for name, (count, kind) in vectors(block, dims).items():
             yield Parameter(f"layers.{i}.{name}.weight", (count,), kind)
+        for name, slot in activation_tensors(block).items():
+            yield Parameter(f"layers.{i}.{name}", slot.shape, "activation" if slot.trained else "buffer", slot)
     if blueprint.final_norm:
         yield from _norm_parameters("final_norm", norm, (dims.hidden,))
     if columns != dims.hidden:

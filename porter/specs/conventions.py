@@ -80,6 +80,9 @@ def _attention(block: Block, dims: Dims) -> str:
         parts.append(f"qk-norm {over} {attn.qk_norm.when.replace('_', ' ')}")
     if block.alibi:
         parts.append(f"ALiBi as {block.alibi.kind} has it")
+    if attn.temperature:
+        growth = f"1 + {attn.temperature.beta:g} log(1 + floor(position / {attn.temperature.base}))"
+        parts.append(f"queries × {growth}")
     if attn.softcap:
         parts.append(f"softcap {attn.softcap:g}")
     if attn.bias_qkv or attn.bias_o:

@@ -47,7 +47,7 @@ RULES = {
     "block": (
         "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm", "attn.post_norm",
         "attn.after_norm", "attn.sinks",
-        "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.post_norm", "mlp.after_norm",
+        "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.act", "mlp.post_norm", "mlp.after_norm",
         "moe.router", "moe.correction", "moe.gate", "moe.up", "moe.gate_up", "moe.down",
         "moe.shared.gate", "moe.shared.up", "moe.shared.gate_up", "moe.shared.down", "moe.shared_gate",
     ),

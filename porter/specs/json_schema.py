@@ -15,7 +15,7 @@ _EXPRESSION = {"$ref": "#/$defs/Expression"}
 _GUARD = {"description": "The map is null where this is false.", "anyOf": [{"type": "boolean"}, _EXPRESSION]}
 _REPLACE = {"type": "boolean", "description": "true: this map replaces the parent's, it is not merged onto it."}
 _VALUES = {"Weights", "WeightRule", "Size"}  # hold no expressions
-_GUARDED = {"Rope", "QKNorm", "RopeScaling", "Moe", "Shared", "Groups"}  # maps that may be null
+_GUARDED = {"Rope", "QKNorm", "Temperature", "RopeScaling", "Moe", "Shared", "Groups"}  # maps that may be null
 
 
 def make_schema() -> dict[str, Any]:

@@ -9,8 +9,8 @@ from pydantic import BaseModel
 from porter.errors import SpecError, closest
 from porter.specs.document import EVALUATED, RULES, Document
 from porter.specs.expressions import check_expression, is_expression
+from porter.specs.rope import RopeScaling
 from porter.specs.rules import WeightRule
-from porter.specs.schema import RopeScaling
 from porter.specs.tree import Map, Where, leaves, locate
 
 KeyPath = tuple[str, ...]

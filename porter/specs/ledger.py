@@ -37,13 +37,16 @@ class Entry:
     @property
     def stored(self) -> tuple[int, ...]:
         """The parameter's shape as the model holds it: turned round where the rule transposes."""
-        *outer, out, into = (1, *self.parameter.shape)
-        turned = (*outer, into, out) if self.transpose and len(self.parameter.shape) > 1 else (*outer, out, into)
-        return turned[1:]
+        if not self.transpose or len(self.parameter.shape) < 2:
+            return self.parameter.shape
+        *outer, out, into = self.parameter.shape
+        return (*outer, into, out)
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Of each of the checkpoint's tensors."""
+        if not self.stored:
+            return ()
         first, *rest = self.stored
         if len(self.sources) > 1:
             return tuple(rest) if len(self.sources) == first else (rest[0] * first // len(self.sources), *rest[1:])

@@ -9,8 +9,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from porter.errors import closest
-from porter.specs.kinds import Activation, Rounding, Strict, read_activation
+from porter.specs.kinds import MlpActivation, Rounding, Strict, read_activation
 from porter.specs.moe import Moe
+from porter.specs.rope import Rope
 
 
 class Embed(Strict):
@@ -59,6 +60,13 @@ class QKNorm(Norm):
         return self
 
 
+class Temperature(Strict):
+    """Queries that grow with their position p, in steps: times 1 + beta * log(1 + floor(p / base)), after RoPE."""
+
+    beta: float = Field(ge=0, description="What a step of 1 in the logarithm adds.")
+    base: int = Field(gt=0, description="Positions without growth, and the width of a step.")
+
+
 class Attention(Strict):
     """Self-attention and the norms around it."""
 
@@ -73,59 +81,9 @@ class Attention(Strict):
     scores_dtype: Rounding = Field("act", description="Dtype of the product q·k (GPT-J, GPT-Neo: fp32).")
     softcap: float | None = Field(None, gt=0, description="scores become c * tanh(scores / c) (Gemma 2: 50).")
     window: int | None = Field(None, gt=0, description="Keys a query sees, its own included; null: all before it.")
+    temperature: Temperature | None = Field(None, description="Growth of queries with position (Ministral 3); null: none.")  # fmt: skip  # noqa: E501
     qk_norm: QKNorm | None = Field(None, description="A norm on q and k; null: none.")
     sinks: Literal["column", "gate"] | None = Field(None, description="A learned score for each head that no key has: a column of the softmax, dropped after it (gpt-oss), or its share as a gate on the context (Granite SWA). null: none.")  # fmt: skip  # noqa: E501
-
-
-class RopeScaling(Strict):
-    """Frequency scaling of RoPE, as HF's rope_parameters name it."""
-
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = "default"
-    factor: float | None = None
-    original_max_position_embeddings: int | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    attention_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    mscale: float | None = None
-    mscale_all_dim: float | None = None
-    truncate: bool | None = None
-    short_factor: tuple[float, ...] | None = Field(None, strict=False)
-    long_factor: tuple[float, ...] | None = Field(None, strict=False)
-
-
-def _scaling(value: Any) -> Any:
-    """HF's map without the keys that are axes of their own; the default kind is no scaling."""
-    if not isinstance(value, dict):
-        return value
-    kept = {
-        k: v for k, v in value.items() if k not in {"rope_theta", "partial_rotary_factor", "type"} and v is not None
-    }
-    kind = kept.setdefault("rope_type", value.get("type", "default"))
-    if kind == "su":  # Phi-3's first name for longrope
-        kept["rope_type"] = "longrope"
-    return None if kind == "default" else kept
-
-
-class Rope(Strict):
-    """Rotary position embedding."""
-
-    style: Literal["half", "interleaved"] = Field("half", description="Pairs (i, i + R/2) (Llama), or (2i, 2i + 1) (GLM).")  # fmt: skip  # noqa: E501
-    theta: float = Field(gt=0, description="Base of the frequencies.")
-    partial: float = Field(1.0, gt=0, le=1, description="Share of each head's width that is rotated.")
-    dim: int | None = Field(None, gt=0, description="Rotated width of a head; null: partial * head_dim.")
-    negate: bool = Field(False, description="Rotates by minus the angle (nanochat).")
-    scaling: Annotated[RopeScaling | None, BeforeValidator(_scaling)] = Field(None, description="Frequency scaling; HF's rope_parameters or rope_scaling.")  # fmt: skip  # noqa: E501
-    original_max_pos: int | None = Field(None, gt=0, description="Context before scaling, where the config keeps it beside rope_scaling (Phi-3).")  # fmt: skip  # noqa: E501
-    inv_freq_dtype: Rounding = Field("fp32", description="Dtype the inverse frequencies are rounded to.")
-    pos_dtype: Rounding = Field("fp32", description="Dtype the positions are rounded to; act breaks past 256 in bf16.")
-    table_dtype: Rounding = Field("act", description="Dtype of the cos and sin tables.")
-    apply_dtype: Rounding = Field("act", description="Dtype the rotation is computed in (Cohere, OLMo 2: fp32).")
-
-    def width(self, head_dim: int) -> int:
-        """Features of a head that are rotated."""
-        return self.dim or int(head_dim * self.partial)
 
 
 class Alibi(Strict):
@@ -141,9 +99,7 @@ class Mlp(Strict):
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
     after_norm: bool = Field(False, description="A norm on the stream, after the branch is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
-    act: Annotated[Activation, BeforeValidator(read_activation)] = Field(
-        description="Activation; HF's names are read too."
-    )
+    act: Annotated[MlpActivation, BeforeValidator(read_activation)] = Field(description="Activation; HF's names are read too. xielu has tensors of its own (Apertus).")  # fmt: skip  # noqa: E501
     bias: bool = Field(False, description="The projections have biases.")
 
 

@@ -56,7 +56,7 @@ def _norm_offset(blueprint: Blueprint, entry: Entry) -> int:
 
 def _blocks(entry: Entry, source: str, *, stress: bool, offset: int) -> Iterator[Tensor]:
     mean, std = _distribution(entry, stress, offset)
-    shape = entry.shape
+    shape = entry.shape or (1,)
     row = math.prod(shape[1:])
     step = max(1, _BLOCK_ELEMENTS // row)
     called = entry.parameter.name if len(entry.sources) == 1 else source
@@ -64,7 +64,8 @@ def _blocks(entry: Entry, source: str, *, stress: bool, offset: int) -> Iterator
         digest = hashlib.sha256(f"{called}:{start}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
         count = min(step, shape[0] - start)
-        yield torch.randn(count, *shape[1:], generator=generator) * std + mean
+        block = torch.randn(count, *shape[1:], generator=generator) * std + mean
+        yield block if entry.shape else block[0]
 
 
 def _distribution(entry: Entry, stress: bool, offset: int) -> tuple[float, float]:
@@ -74,6 +75,8 @@ def _distribution(entry: Entry, stress: bool, offset: int) -> tuple[float, float
         return 1.0 - offset, _SPREAD if stress else 0.0
     if kind == "bias":
         return 0.0, _SPREAD if stress else 0.0
+    if slot := entry.parameter.slot:
+        return (slot.stressed, abs(slot.stressed) * _SPREAD) if stress else (slot.fresh, 0.0)
     if kind == "correction":
         return 0.0, _CORRECTION if stress else 0.0
     return 0.0, shape[-1] ** -0.5 if stress else 0.02

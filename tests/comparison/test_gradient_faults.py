@@ -13,7 +13,8 @@ from torch import Tensor
 from porter.models.attention import Attention
 from porter.models.layers import Embedding, Head, Layer
 from porter.models.ops import Ops, make_ops
-from porter.specs.schema import Norm, Rope
+from porter.specs.rope import Rope
+from porter.specs.schema import Norm
 from tests.comparison.gradient_runs import failing, run
 
 
@@ -50,8 +51,8 @@ def wrong_activation(ops: Ops) -> Ops:
     """The exact GELU's derivative; the gradient of `up` is right."""
 
     def glu(gate: Tensor, up: Tensor, act: str) -> Tensor:
-        wrong = ops.glu(gate, up.detach(), "gelu")
-        return ops.glu(gate.detach(), up, act) + (wrong - wrong.detach())
+        wrong = ops.glu(gate, up.detach(), act="gelu")
+        return ops.glu(gate.detach(), up, act=act) + (wrong - wrong.detach())
 
     return replace(ops, glu=glu)
 
@@ -71,7 +72,7 @@ def scaled_weight(ops: Ops) -> Ops:
 
 
 def swapped_glu(ops: Ops) -> Ops:
-    return replace(ops, glu=lambda gate, up, act: ops.glu(*Swapped.apply(gate, up), act))
+    return replace(ops, glu=lambda gate, up, act: ops.glu(*Swapped.apply(gate, up), act=act))
 
 
 def rope_turned_forward(ops: Ops) -> Ops:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from porter.models.positions import Cache, LayerCache, Positions
+from porter.specs.schema import Temperature
 from tests.models.tiny import tiny
 
 CPU = torch.device("cpu")
@@ -60,6 +61,18 @@ def test_a_negated_rope_turns_the_other_way() -> None:
         rope.model_copy(update={"negate": True}), blueprint.dims, torch.float32
     )
     assert torch.equal(cos, cos_back) and torch.equal(sin, -sin_back) and sin.any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_queries_grow_as_ministrals_do(dtype: torch.dtype) -> None:
+    from transformers.models.ministral3.modeling_ministral3 import get_llama_4_attn_scale
+
+    spec = Temperature(beta=0.1, base=3)
+    documents_BS = torch.tensor([[0] * 11, [-1] * 4 + [0] * 7])
+    positions = Positions(2, 9, CPU, documents_BS)
+    found = positions.temperature(spec, dtype)
+    assert found.dtype == dtype and torch.equal(found, get_llama_4_attn_scale(positions.ids_BT, 0.1, 3).to(dtype))
+    assert found[1, 0, 2:6, 0].tolist() == [1.0] * 3 + [float(found[0, 0, 1, 0])]  # a document counts from 0
 
 
 def test_positions_count_the_tokens_of_a_document_and_padding_is_none() -> None:

@@ -43,7 +43,20 @@ def case(kind: str, scaling: dict, dim: int) -> dict:
 
 
 def test_every_kind_is_tested() -> None:
-    assert SCALINGS.keys() == FREQUENCIES.keys()
+    assert SCALINGS.keys() | {"ntk_alpha"} == FREQUENCIES.keys()
+
+
+def test_frequencies_have_hunyuans_bits() -> None:
+    from transformers import HunYuanDenseV1Config
+    from transformers.models.hunyuan_v1_dense.modeling_hunyuan_v1_dense import HunYuanDenseV1RotaryEmbedding
+
+    config = HunYuanDenseV1Config(
+        head_dim=96, rope_parameters={"rope_type": "dynamic", "rope_theta": 12345.0, "alpha": 1000.0, "factor": 1.0}
+    )
+    inv_freq, factor = rope_frequencies(
+        "ntk_alpha", theta=12345.0, dim=96, scaling={"alpha": 1000.0}, max_positions=MAX_POSITIONS, seq_len=700
+    )
+    assert torch.equal(inv_freq, HunYuanDenseV1RotaryEmbedding(config).inv_freq) and factor == 1.0
 
 
 @pytest.mark.parametrize("seq_len", [None, 64, 65, 700, torch.tensor(700)], ids=repr)

@@ -47,6 +47,8 @@ def test_biases_and_branches() -> None:
     assert told("qwen2")["attention"].endswith("biases on q, k, v")
     assert told("llama")["attention"].endswith("biases on q, k, v, o")
     assert ", qk-norm per head with weights of its own before rope, " in told("cohere")["attention"]
+    growth = ", queries × 1 + 0.1 log(1 + floor(position / 100))"
+    assert told("ministral3")["attention"].endswith(growth)
     assert told("llama", "block.residual_scale=0.5")["placement"] == "sequential, pre, branches × 0.5"
     assert told("pythia-70m", "block.add_order=residual_first")["placement"].endswith("(x + attn) + mlp")
     assert told("pythia-70m", "block.mlp.pre_norm=shared")["placement"].startswith("parallel, pre, one norm shared")

@@ -50,7 +50,8 @@ class PortBackward:
 
     def layer(self, index: int, x_BTD: Tensor, upstream_BTD: Tensor, routing_BTK: Tensor | None = None) -> Gradients:
         nodes: Nodes = {INPUT: self._leaf(x_BTD)}
-        parameters = dict(self.decoder.loader.layer(index).named_parameters())
+        unit = self.decoder.loader.layer(index)
+        parameters = {name: each for name, each in unit.named_parameters() if each.requires_grad}
         with self._running():
             out_BTD = self.decoder.layer(
                 index, nodes[INPUT], self._positions, tap=nodes.__setitem__, routing_BTK=routing_BTK
