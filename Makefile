@@ -37,6 +37,8 @@ gallery: $(INSTALLED)
 	$(PORTER) diff --reference hf --layers all --set block.mlp.act=gelu --out build/gallery/wrong; test $$? -eq 1
 	cp build/gallery/right/*/*/report.html diff_reports/gallery/gemma-3-270m.html
 	cp build/gallery/wrong/*/*/report.html diff_reports/gallery/gemma-3-270m-gelu.html
+	$(PORTER) curves --tokens 320 --out build/gallery
+	cp build/gallery/gemma-3-270m-curves.html diff_reports/gallery/
 
 # Change each kernel and launcher in one place at a time: its tests must fail. MUTANTS="--op rms_norm" for one op.
 mutants: $(INSTALLED)

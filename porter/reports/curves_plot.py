@@ -6,10 +6,10 @@ from html import escape
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from porter.explanation.curves import Curve, Curves
-from porter.reports.canvas import AXIS, blank_figure, layer_axis
+from porter.reports.canvas import AXIS, INK, blank_figure, layer_axis
 
 WINNER = "#2f8f5b"
-BY_COUNT = ("#2f7fc1", "#2f7fc1", "#8a63c9", "#c98a00", "#d9652b", "#c23b3b", "#8f2020")  # by how much is changed
+SINGLE = ("#2f7fc1", "#d9652b", "#8a63c9", "#c98a00", "#c2557f", "#4a5766")  # of single changes, in their order
 HEIGHT = 620
 _LANE = 0.9  # decades below the lowest curve, where bit-equal points go
 
@@ -20,12 +20,10 @@ def curves_figure(curves: Curves) -> go.Figure:
     lowest = min(_log(value) for each in (*(c.l2 for c in curves.curves), curves.floor) for value in each if value > 0)
     lane = lowest - _LANE
     _add_band(figure, curves)
-    shown: set[int] = set()
-    for curve in sorted(curves.curves, key=lambda each: (each.is_reference, -sum(each.made))):
-        count = sum(curve.made)
-        _add_curve(figure, curves, curve, lane, legend=count not in shown and not curve.is_reference)
-        if not curve.is_reference:
-            shown.add(count)
+    ranked = sorted(curves.curves, key=lambda each: (each.is_reference, sum(each.made) == 1))
+    several = next((curve for curve in ranked if _is_drawn_thin(curve)), None)
+    for curve in ranked:
+        _add_curve(figure, curves, curve, lane, legend=curve is several or not _is_drawn_thin(curve))
     if curves.winners:
         figure.add_hline(y=lane, line={"color": WINNER, "width": 1, "dash": "dot"})
     figure.update_layout(
@@ -49,11 +47,15 @@ def _add_band(figure: go.Figure, curves: Curves) -> None:
     figure.add_scatter(y=top, fill="tonexty", fillcolor="rgba(125,135,148,0.30)", name="what rounding costs", **edge)
 
 
+def _is_drawn_thin(curve: Curve) -> bool:
+    """Neither the reference nor a single change."""
+    return not curve.is_reference and sum(curve.made) != 1
+
+
 def _add_curve(figure: go.Figure, curves: Curves, curve: Curve, lane: float, *, legend: bool) -> None:
-    count, winner = sum(curve.made), curve.is_reference
-    colour = WINNER if winner else BY_COUNT[min(count, len(BY_COUNT) - 1)]
-    told = curves.told(curve)
-    name = f"bit-equal: {told}" if winner else f"{count} {'change' if count == 1 else 'changes'}"
+    told, thin = curves.told(curve), _is_drawn_thin(curve)
+    colour = WINNER if curve.is_reference else INK if thin else SINGLE[curve.made.index(True)]
+    name = f"bit-equal: {told}" if curve.is_reference else "other combinations" if thin else told
     figure.add_scatter(
         x=list(curves.places),
         y=[_log(value) if value else lane for value in curve.l2],
@@ -62,17 +64,12 @@ def _add_curve(figure: go.Figure, curves: Curves, curve: Curve, lane: float, *, 
         hovertemplate="%{text}<extra></extra>",
         name=name,
         legendgroup=name,
-        showlegend=winner or legend,
-        mode="lines+markers" if winner else "lines",
-        line={"color": colour, "width": 4 if winner else 2.4 if count == 1 else 1.1},
+        showlegend=legend,
+        mode="lines+markers" if curve.is_reference else "lines",
+        line={"color": colour, "width": 4 if curve.is_reference else 1 if thin else 2.4},
         marker={"symbol": ["circle" if value else "diamond-open" for value in curve.l2], "size": 8, "color": colour},
-        opacity=1.0 if winner or count == 1 else 0.55,
+        opacity=0.45 if thin else 1.0,
     )  # fmt: skip
-    if count == 1 and not winner:
-        figure.add_annotation(
-            x=curves.places[-1], y=_log(curve.l2[-1]) if curve.l2[-1] else lane, text=escape(told), showarrow=False,
-            xanchor="right", yanchor="bottom", font={"size": 11, "color": colour},
-        )  # fmt: skip
 
 
 def _hover(told: str, place: str, value: float, size: float) -> str:
