@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from ruamel.yaml import YAML
 
 from porter.cli.main import COMMANDS, cli
 
@@ -88,6 +89,30 @@ def test_commands_exist() -> None:
         words = line[1:3] if line[1] in ("specs", "bench") else line[1:2]
         help_text = run(*words, "--help").output
         assert all(option in help_text for option in line if option.startswith("--")), line
+
+
+@pytest.mark.parametrize(
+    ("changed", "exit_code"), [((), 0), (("--set", "block.mlp.act=gelu"), 1)], ids=["right", "wrong"]
+)
+def test_the_workflow_fails_on_divergence(
+    changed: tuple[str, ...], exit_code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command as it stands there, on a tiny model in place of theirs."""
+    (text,) = fences("yml")
+    steps = YAML(typ="safe").load(text)["jobs"]["diff"]["steps"]
+    (command,) = (step["run"] for step in steps if "porter diff" in step.get("run", ""))
+    monkeypatch.chdir(tmp_path)
+    words = shlex.split(command.replace("$GITHUB_STEP_SUMMARY", "summary.md"))
+    help_text = run("diff", "--help").output
+    assert words[:2] == ["porter", "diff"] and all(word in help_text for word in words if word.startswith("--"))
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    theirs = {"--weights", "--port", "--map", "--golden-cache"}
+    flags = [word for flag, value in given.items() if flag not in theirs for word in (flag, value)]
+    result = run("diff", "llama", "--size", "tiny", "--weights", "random:stress", *flags, *changed)
+    assert result.exit_code == exit_code, result.output
+    assert Path("summary.md").read_text(encoding="utf-8").startswith(f"### {'❌ FAIL' if exit_code else '✅ PASS'}")
+    assert f'failures="{exit_code}"' in Path("porter.xml").read_text(encoding="utf-8").split("<testcase")[0]
+    assert Path("porter.html").stat().st_size > 1_000_000
 
 
 def test_ci_runs_the_readme_s_test_command() -> None:

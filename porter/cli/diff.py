@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from porter.cli.memory import keep_freed_memory
-from porter.cli.options import PLACE, build_options, report_options
+from porter.cli.options import PLACE, build_options, report_options, summary_options
 
 
 @click.command()
@@ -21,6 +21,7 @@ from porter.cli.options import PLACE, build_options, report_options
 @click.option("--layers", default="all", show_default=True, help="all, first-bad, or a list: 0-3,7.")
 @click.option("--prompts", type=PLACE, help="Several prompts: .jsonl, one a line.")
 @report_options
+@summary_options
 @click.option("--fail-on", default="", metavar="LIST", help="Also exit 1 on: warn, exact, missing.")
 @click.option(
     "--stage", "stages", default="", metavar="LIST", help="Only exact, semantics, precision, behaviour, gradients."
@@ -38,6 +39,8 @@ def diff(
     out: Path,
     json_path: str | None,
     html_path: Path | None,
+    junit_path: Path | None,
+    github_path: Path | None,
     fail_on: str,
     stages: str,
     axes: bool,
@@ -59,6 +62,7 @@ def diff(
     from porter.cli.progress import stage_progress
     from porter.comparison.diff import diff as compare
     from porter.reports.present import present
+    from porter.reports.summaries import write_summaries
 
     imports_s = round(time.perf_counter() - start, 3)
     with stage_progress(quiet=json_path == "-") as progress:
@@ -67,6 +71,7 @@ def diff(
             command=shlex.join(["porter", *sys.argv[1:]]), **given,  # type: ignore[arg-type]
         )  # fmt: skip
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})
+    write_summaries(report, junit_path=junit_path, github_path=github_path)
     present(report, out, json_path=json_path, html_path=html_path, timings=timings, axes=axes)
     ctx.exit(report.exit_code)
 

@@ -8,7 +8,20 @@ import click
 from porter.errors import PorterError, UsageError, closest
 
 # Each is porter/cli/<name>.py with a click command of the same name.
-COMMANDS = ("bench", "build", "capture", "curves", "diff", "explain", "map", "recheck", "schema", "specs", "zoo")
+COMMANDS = (
+    "bench",
+    "build",
+    "capture",
+    "curves",
+    "diff",
+    "explain",
+    "map",
+    "recheck",
+    "report",
+    "schema",
+    "specs",
+    "zoo",
+)
 
 
 class _Failure(click.ClickException):

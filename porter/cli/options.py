@@ -49,6 +49,20 @@ def build_options(command: F) -> F:
     return command
 
 
+def summary_options(command: F) -> F:
+    """What CI services read: junit_path, github_path."""
+    options = [
+        click.option("--junit", "junit_path", type=PLACE, metavar="FILE", help="Write JUnit XML there, a case a node."),
+        click.option(
+            "--github-summary", "github_path", type=PLACE, metavar="FILE",
+            help='Append markdown there: "$GITHUB_STEP_SUMMARY".',
+        ),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
 def report_options(command: F) -> F:
     """Where a report is written: out, json_path, html_path."""
     options = [

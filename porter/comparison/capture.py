@@ -1,6 +1,6 @@
 """porter capture: writes what a port or its reference computes for one prompt as a dump."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -69,22 +69,44 @@ def capture(
     lane, framework = _open(build, side, folder, at)
     progress = progress or Silent()
     progress.plan([Work("capture", build.blueprint.dims.layers + 2, found.length)])
-    versions = {"porter": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    spec = build.blueprint.hash if side == "port" else None
     try:
-        recorder = Recorder(
-            out, ids=found.ids, dtype=build.dtype, model=build.name, framework=framework, versions=versions,
-            spec=build.blueprint.hash if side == "port" else None,
+        write_dump(
+            out, lane, found.ids, build, framework=framework, weights=hash_checkpoint(folder, None), spec=spec,
+            advance=lambda unit: progress.done("capture", unit),
         )  # fmt: skip
-        recorder.manifest["weights"] = hash_checkpoint(folder, None)
-        with recorder as record:
-            for unit, nodes in _units(lane, torch.tensor([found.ids]), build.blueprint.dims.layers):
-                for node, value in nodes.items():
-                    record(full_name(unit, node), _as_numpy(value))
-                progress.done("capture", unit)
     except OSError as error:
         wrong = f"the dump cannot be written to {out}: {error.strerror or error}"
         raise ArtifactError(wrong, "a folder that can be written to", "Name another with --out.") from error
     return out
+
+
+def write_dump(
+    out: Path,
+    lane: Lane,
+    ids: Sequence[int],
+    build: Build,
+    *,
+    framework: str,
+    weights: str | None,
+    spec: str | None = None,
+    advance: Callable[[str], None] = lambda unit: None,
+) -> None:
+    """Runs a lane of the build's dtype on its own hidden states and records every node it shows.
+
+    Raises:
+        OSError: the folder cannot be written to, or holds a dump.
+    """
+    versions = {"porter": __version__, "torch": str(torch.__version__), "transformers": transformers.__version__}
+    recorder = Recorder(
+        out, ids=ids, dtype=build.dtype, model=build.name, framework=framework, versions=versions, spec=spec
+    )
+    recorder.manifest["weights"] = weights
+    with recorder as record:
+        for unit, nodes in _units(lane, torch.tensor([list(ids)]), build.blueprint.dims.layers):
+            for node, value in nodes.items():
+                record(full_name(unit, node), _as_numpy(value))
+            advance(unit)
 
 
 def _open(build: Build, side: Which, folder: Path, device: torch.device) -> tuple[Lane, str]:

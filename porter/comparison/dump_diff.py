@@ -23,12 +23,13 @@ from porter.comparison.self_fed import Sides, run_self_fed
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import SELF_FED, summarize
 from porter.errors import ArtifactError, UsageError
+from porter.models.build import Build
 from porter.models.decoder import Decoder, Streamed
-from porter.models.ops import make_ops
+from porter.models.ops import OpsName, make_ops
 from porter.references.dump import PREFIX, Dump, check_values, is_dump, open_dump
 from porter.references.identity import hash_checkpoint
 from porter.specs.axes import first_of_each_kind
-from porter.weights.reader import SharedTensors
+from porter.weights.reader import SharedTensors, WeightReader
 
 STAGE: dict[str, StageName] = {"float32": "semantics", "bfloat16": "precision", "float16": "precision"}
 
@@ -97,7 +98,7 @@ def diff_dumps(
     stage = STAGE[dumps.dtype]
     run.progress.plan([Work(f"{stage} {dumps.dtype}", build.blueprint.dims.layers + 2, run.found.prompts[0].length)])
     with run.timed(f"load {dumps.dtype}"):
-        sides = _sides(dumps, run, folder)
+        sides = open_sides(dumps, build, run.reader, folder, run.device, ops=run.ops)
     ids_BT = torch.tensor([run.found.prompts[0].ids])
     keep = frozenset(first_of_each_kind(build.blueprint, run.selection.layers)) & run.selection.layers
     with run.timed(stage):
@@ -179,17 +180,19 @@ def _check_dumps(dumps: Dumps, run: Run, folder: Path) -> Iterator[Check]:
             yield Check(f"dump.{side}.weights", "PASS", f"the run’s own, {said.weights[:12]}…")
 
 
-def _sides(dumps: Dumps, run: Run, folder: Path) -> Sides:
-    build, kind = run.build, getattr(torch, dumps.dtype)
-    dims = build.blueprint.dims
-    shared = SharedTensors(run.reader.checkpoint)
-    models = Models(build.reference_blueprint, folder, kind, run.device, shared)
-    own: Callable[[Dump], Lane] = lambda dump: DumpLane(dump, dims.layers, run.device)  # noqa: E731
+def open_sides(
+    dumps: Dumps, build: Build, reader: WeightReader, folder: Path, device: torch.device, *, ops: OpsName = "reference"
+) -> Sides:
+    """The sides of a run with dumps; what is no dump is run: the build as the port, HuggingFace as the reference."""
+    kind, dims = getattr(torch, dumps.dtype), build.blueprint.dims
+    shared = SharedTensors(reader.checkpoint)
+    models = Models(build.reference_blueprint, folder, kind, device, shared)
+    own: Callable[[Dump], Lane] = lambda dump: DumpLane(dump, dims.layers, device)  # noqa: E731
     if dumps.port is not None:
         port = own(dumps.port)
     else:
-        streamed = Streamed(build.blueprint, make_ops(run.ops), replace(run.reader, shared=shared), kind, run.device)
-        port = PortLane(Decoder(build.blueprint, streamed), kind, run.device)
+        streamed = Streamed(build.blueprint, make_ops(ops), replace(reader, shared=shared), kind, device)
+        port = PortLane(Decoder(build.blueprint, streamed), kind, device)
     reference = models.reference if dumps.reference is None else own(dumps.reference)
     return Sides(dims, models.golden, models.reference, reference, port)
 

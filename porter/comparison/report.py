@@ -5,6 +5,7 @@ Errors are relative: e = ‖x − golden‖₂ / ‖golden‖₂. ρ = e_port / 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Literal
 
 from porter.comparison.names import GRADIENT, NodeKind, place_in_unit
@@ -299,6 +300,10 @@ class DiffReport:
     def missed(self) -> tuple[Injected, ...]:
         """The known faults that this run should have caught and did not."""
         return tuple(each for each in self.self_check if each.outcome == "missed")
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows. porter.reports draws it, which lies above this package, so it is asked for by name."""
+        return str(import_module("porter.reports.notebook").to_frame(self))
 
     def of_stage(self, stage: StageName) -> Iterator[NodeDiff]:
         return (node for node in self.nodes if node.stage == stage)
