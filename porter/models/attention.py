@@ -119,7 +119,7 @@ class Attention(nn.Module):
 
 def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:
     """q, k and v of a fused projection's output [..., rows], each [..., heads, K], by the rule's order and groups."""
-    groups = {"1": 1, "heads": dims.heads, "kv_heads": dims.kv_heads}[rule.groups]
+    groups = {"1": 1, "4": 4, "heads": dims.heads, "kv_heads": dims.kv_heads}[rule.groups]
     counts = {"q": dims.heads // groups, "k": dims.kv_heads // groups, "v": dims.kv_heads // groups}
     if rule.groups == "heads":
         counts = dict.fromkeys("qkv", 1)

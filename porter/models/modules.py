@@ -13,16 +13,23 @@ from porter.specs.schema import Block, Dims, Norm
 
 
 class Linear(nn.Module):
-    """y = x W^T + b. Weights stored [in, out] stay so and are multiplied as GPT-2's Conv1D does."""
+    """y = x W^T + b. Weights stored [in, out] stay so and are multiplied as GPT-2's Conv1D does.
 
-    def __init__(self, out_features: int, in_features: int, bias: bool, stored_in_out: bool) -> None:
+    With a separate bias x W^T is rounded before it is added.
+    """
+
+    def __init__(
+        self, out_features: int, in_features: int, bias: bool, stored_in_out: bool, *, separate_bias: bool = False
+    ) -> None:
         super().__init__()
         shape = (in_features, out_features) if stored_in_out else (out_features, in_features)
         self.weight = nn.Parameter(torch.empty(shape))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
-        self.stored_in_out = stored_in_out
+        self.stored_in_out, self.separate_bias = stored_in_out, separate_bias
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.separate_bias and self.bias is not None:
+            return x @ (self.weight if self.stored_in_out else self.weight.T) + self.bias
         if not self.stored_in_out:
             return F.linear(x, self.weight, self.bias)
         x_ND = x.view(-1, x.shape[-1])
@@ -81,8 +88,12 @@ def make_norms(scope: str, block: Block, dims: Dims, norm: Norm, ops: Ops) -> li
 
 def make_projections(scope: str, block: Block, dims: Dims, rules: Weights) -> list[tuple[str, nn.Module]]:
     """The projections of one branch, by their names below `scope`."""
+    separate = block.linear_bias == "separate"
     return [
-        (name.removeprefix(f"{scope}."), Linear(out, into, bias, rules.block[name].transpose))
+        (
+            name.removeprefix(f"{scope}."),
+            Linear(out, into, bias, rules.block[name].transpose, separate_bias=separate),
+        )
         for name, (out, into, bias) in projections(block, dims, rules).items()
         if name.startswith(f"{scope}.")
     ]

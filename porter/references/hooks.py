@@ -97,8 +97,9 @@ def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]
     block = blueprint.blocks[layer]
     for name in norms(block, blueprint.norm, blueprint.dims):
         yield name, False, _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
-    for name in projections(block, blueprint.dims, blueprint.weights):
-        yield name, False, _output(name, blueprint)
+    for name, (_, _, bias) in projections(block, blueprint.dims, blueprint.weights).items():
+        if not bias or blueprint.weights.block[name].bias is None:  # else HF's module shows it without its bias
+            yield name, False, _output(name, blueprint)
     yield "attn.o", True, _named("attn.ctx")
     for scope in ("mlp", "moe.shared"):
         if _has(blueprint, layer, f"{scope}.down"):

@@ -13,6 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from porter.references.hooks import Hook, Note, Split
 
 RECORDING = "porter_eager"
+_ADDED_TO = frozenset(("attn.out", "mlp.out"))  # in place, by some models' code after they are shown (Falcon)
 
 _NOTE: ContextVar[Note | None] = ContextVar("note", default=None)
 
@@ -43,7 +44,7 @@ def hooked(hooks: list[Hook], nodes: dict[str, Tensor]) -> Iterator[None]:
     """Within it, HF's modules note their inputs and outputs in `nodes`."""
 
     def record(value: Tensor, split: Split) -> None:
-        nodes.update(split(value))
+        nodes.update({name: each.clone() if name in _ADDED_TO else each for name, each in split(value).items()})
 
     with noted(hooks, record):
         yield

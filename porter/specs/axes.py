@@ -15,6 +15,7 @@ SWAPS: dict[str, dict[Any, Any]] = {
     "rope.style": {"half": "interleaved", "interleaved": "half"},
     "attn.qk_norm.when": {"before_rope": "after_rope", "after_rope": "before_rope"},
     "attn.scale_on": {"scores": "query", "query": "scores", "product": "scores"},
+    "linear_bias": {"fused": "separate", "separate": "fused"},
     "alibi.kind": {"bloom": "mpt", "mpt": "bloom"},
     "add_order": {"residual_first": "branches_first", "branches_first": "residual_first"},
     "scale_rounding": {"act": "none", "none": "act"},
@@ -23,6 +24,8 @@ SWAPS: dict[str, dict[Any, Any]] = {
     "router.score": {"softmax": "sigmoid", "sigmoid": "softmax"},
     "router.order": {"score_then_topk": "topk_then_score", "topk_then_score": "score_then_topk"},
 }  # fmt: skip
+
+_ROUNDING = ("dtype", "add_order", "math", "scale_rounding", "scale_on", "sorted", "alibi.kind", "linear_bias")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def first_of_each_kind(blueprint: Blueprint, among: Container[int] | None = None
 
 
 def _is_rounding(path: str) -> bool:
-    return path.endswith(("dtype", "add_order", "math", "scale_rounding", "scale_on", "sorted", "alibi.kind"))
+    return path.endswith(_ROUNDING)
 
 
 def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
@@ -160,6 +163,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
             yield "rope.scaling", rope.scaling.rope_type, None
         for name in ("inv_freq_dtype", "pos_dtype", "table_dtype", "apply_dtype"):
             yield f"rope.{name}", getattr(rope, name), SWAPS["dtype"][getattr(rope, name)]
+    if attn.bias_qkv or attn.bias_o or mlp.bias:
+        yield "linear_bias", block.linear_bias, SWAPS["linear_bias"][block.linear_bias]
     if block.alibi is not None:
         yield "alibi", block.alibi.kind, None
         yield "alibi.kind", block.alibi.kind, SWAPS["alibi.kind"][block.alibi.kind]

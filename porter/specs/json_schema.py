@@ -73,7 +73,7 @@ def _weight_rule(rule: dict[str, Any]) -> dict[str, Any]:
     source = rule["properties"]["src"]
     rule["properties"]["src"] = {"description": source["description"], "anyOf": [path, paths]}
     groups = rule["properties"]["groups"]
-    rule["properties"]["groups"] = {"description": groups["description"], "enum": ["1", "heads", "kv_heads", "rows", 1]}
+    rule["properties"]["groups"] = {"description": groups["description"], "enum": [*groups["enum"], 1, 4]}
     null = {"type": "null", "description": "Takes the parent's rule away."}
     return {"description": rule["description"], "anyOf": [path, paths, rule, null]}
 

@@ -27,7 +27,7 @@ def check_tree(tree: Map) -> None:
     _check_map(tree, Document, ())
     dims = list(tree["dims"])
     for path, value in leaves(tree):
-        if path[0] in EVALUATED:
+        if path[0] in EVALUATED or _is_source(path):
             known = dims[: dims.index(path[1])] if path[0] == "dims" else dims
             layer = ["i"] if path[0] == "block" or path[2:3] == ("cases",) else []
             for text in value if isinstance(value, list) else [value]:
@@ -56,10 +56,17 @@ def _check_value(value: Any, annotation: Any, path: KeyPath, place: Where | None
         if not maps:
             raise _refused(path, place, value, expected(kinds))
         _check_entries(value, maps[0], path)
+    elif is_expression(value) and _is_source(path):
+        return
     elif is_expression(value) and (path[0] not in EVALUATED or (maps and NoneType not in kinds)):
         raise _refused(path, place, value, f"{expected(kinds)}; no expression is read here")
     elif not is_expression(value) and not _fits(value, kinds, path):
         raise _refused(path, place, value, "text or a list of text" if path[-1] == "src" else expected(kinds))
+
+
+def _is_source(path: KeyPath) -> bool:
+    """Whether a path is where a weight rule's tensor lies, which may depend on the config."""
+    return path[0] == "weights" and path[1] in RULES and (len(path) == 3 or path[3] == "src")
 
 
 def _check_entries(value: Map, kind: Any, path: KeyPath) -> None:

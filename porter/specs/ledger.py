@@ -87,6 +87,8 @@ def sources(blueprint: Blueprint, parameter: Parameter) -> list[tuple[str, ...]]
     """The checkpoint names a parameter may have, the preferred first; each of one tensor, or of those to be stacked."""
     rule, prefix = rule_for(blueprint, parameter.module)
     suffix = parameter.name.rpartition(".")[2]
+    if suffix == "bias" and rule.bias is not None:
+        return [(prefix + _tensor(rule.bias, "weight" if rule.bias.endswith("!") else suffix),)]
     return [tuple(prefix + _tensor(each, suffix) for each in _expand(rule, source, parameter)) for source in rule.src]
 
 

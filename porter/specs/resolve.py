@@ -6,7 +6,7 @@ from typing import Any
 
 from porter.errors import PreflightError, SpecError
 from porter.specs.blueprint import Blueprint
-from porter.specs.expressions import Config, evaluate
+from porter.specs.expressions import Config, evaluate, is_expression
 from porter.specs.family import Family
 from porter.specs.keys import shown
 from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
@@ -110,7 +110,7 @@ def _resolve(
         blocks=blocks,
         final_norm=_flag(tree, "final_norm", names),
         head=validate(Head, evaluate_map(tree["head"], names), tree, ("head",)),
-        weights=_weights(tree, dims, blocks),
+        weights=_weights(tree, dims, blocks, names),
         tokenizer=validate(Tokenizer, evaluate_map(tree["tokenizer"], names), tree, ("tokenizer",)),
     )
     ignored = {"model_type", *(key for key, reason in tree["ignore_config"].items() if reason is not None)}
@@ -184,22 +184,42 @@ def _flag(tree: Map, key: str, names: Mapping[str, Any]) -> bool:
     return value
 
 
-def _weights(tree: Map, dims: Dims, blocks: Iterable[Block]) -> Weights:
+def _weights(tree: Map, dims: Dims, blocks: Iterable[Block], names: Mapping[str, Any]) -> Weights:
     table = dict(tree["weights"])
     for part in ("globals", "block"):
-        table[part] = {name: rule for name, rule in table[part].items() if rule is not None}
+        rules = {name: _rule(tree, part, name, names) for name in table[part]}
+        table[part] = {name: rule for name, rule in rules.items() if rule is not None}
     used = {"moe.": any(block.moe for block in blocks), "attn.sinks": any(block.attn.sinks for block in blocks)}
     unused = tuple(prefix for prefix, present in used.items() if not present)
     table["block"] = {name: rule for name, rule in table["block"].items() if not name.startswith(unused)}
     weights = validate(Weights, table, tree, ("weights",))
-    if weights.groups_of_qkv == "heads" and dims.heads != dims.kv_heads:
-        where = locate(tree, ("weights", "block", "attn.qkv", "groups"))
+    _check_groups(tree, weights, dims)
+    return weights
+
+
+def _rule(tree: Map, part: str, name: str, names: Mapping[str, Any]) -> Any:
+    """A weight rule, its source evaluated where it is an expression; null: none."""
+    rule = tree["weights"][part][name]
+    if isinstance(rule, Map) and is_expression(rule.get("src")):
+        return {**rule, "src": value_of(rule["src"], names, rule.where.get("src"))}
+    return value_of(rule, names, locate(tree, ("weights", part, name)))
+
+
+def _check_groups(tree: Map, weights: Weights, dims: Dims) -> None:
+    where = locate(tree, ("weights", "block", "attn.qkv", "groups"))
+    groups, heads, kv_heads = weights.groups_of_qkv, dims.heads, dims.kv_heads
+    if groups == "heads" and heads != kv_heads:
         raise SpecError(
-            f"{where}: attn.qkv has a group for each of {dims.heads} heads, but {dims.kv_heads} key/value heads",
+            f"{where}: attn.qkv has a group for each of {heads} heads, but {kv_heads} key/value heads",
             "groups: kv_heads, or 1",
             "Correct weights.block.attn.qkv.groups.",
         )
-    return weights
+    if groups == "4" and (heads % 4 or kv_heads % 4):
+        raise SpecError(
+            f"{where}: attn.qkv has four groups, but {heads} heads and {kv_heads} key/value heads",
+            "heads that four groups share evenly",
+            "Correct weights.block.attn.qkv.groups, or the heads of the config.",
+        )
 
 
 def _without_effect(resolved: Resolved, override: Override) -> SpecError:

@@ -19,7 +19,8 @@ class WeightRule(Strict):
     order: tuple[str, ...] = Field(
         (), strict=False, description="Parts of a fused projection, in the order of its rows."
     )
-    groups: Literal["1", "heads", "kv_heads", "rows"] = Field("1", description="How often the order repeats: once, by head, or by row.")  # fmt: skip  # noqa: E501
+    groups: Literal["1", "4", "heads", "kv_heads", "rows"] = Field("1", description="How often the order repeats: once, four times (CodeGen's shards), by head, or by row.")  # fmt: skip  # noqa: E501
+    bias: str | None = Field(None, description="Where the bias lies, if not beside the weight; a path that ends in ! is the tensor itself.")  # fmt: skip  # noqa: E501
     parts: dict[str, str] = Field({}, description="Of a fused projection that is stored in parts: what stands for {part} in src. Gives the order, too.")  # fmt: skip  # noqa: E501
     flat: bool = Field(False, description="Stored with the experts' rows below each other, [experts * rows, …] (DBRX).")
 
@@ -61,7 +62,7 @@ class Weights(Strict):
             if sorted(rule.order) != parts:
                 needed = f"the order of {', '.join(parts)}" if parts else "no order; it is no fused projection"
                 raise ValueError(f"the rule of {name} needs {needed}, not {list(rule.order)}")
-            if not name.endswith(".qkv") and rule.groups in ("heads", "kv_heads"):
+            if not name.endswith(".qkv") and rule.groups in ("4", "heads", "kv_heads"):
                 raise ValueError(f"the rule of {name} repeats by row or once, not by head")
             if name.endswith(".qkv") and rule.groups == "rows":
                 raise ValueError(f"the rule of {name} repeats by head or once, not by row")

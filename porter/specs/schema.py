@@ -109,6 +109,7 @@ class Block(Strict):
     topology: Literal["sequential", "parallel"] = Field("sequential", description="parallel: both branches read the layer's input.")  # fmt: skip  # noqa: E501
     add_order: Literal["residual_first", "branches_first"] = Field("residual_first", description="parallel only: (x + attn) + mlp, or (attn + mlp) + x; they differ in bf16.")  # fmt: skip  # noqa: E501
     residual_scale: float = Field(1.0, description="Factor on each branch before it is added (Granite).")
+    linear_bias: Literal["fused", "separate"] = Field("fused", description="fused: a projection is rounded once, its bias added; separate: before its bias is added, too (Falcon).")  # fmt: skip  # noqa: E501
     attn: Attention
     rope: Rope | None = Field(None, description="null: no rotation in this layer.")
     alibi: Alibi | None = Field(None, description="ALiBi on the scores of this layer; null: none.")

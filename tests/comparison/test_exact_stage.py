@@ -34,6 +34,15 @@ def test_every_family_is_bit_equal(family: str) -> None:
     assert (report.verdict, report.exit_code) == ("PASS", 0) and report.compared == report.declared > 40
 
 
+@pytest.mark.parametrize("family", ["bloom", "falcon", "gpt_neox_japanese", "mpt", "opt", "stablelm"])
+def test_nodes_are_those_of_code_that_flattens_adds_in_place_or_has_biases_elsewhere(family: str) -> None:
+    report = exact(family, tokens=40)
+    assert {status for _, _, status, _, _ in told(report)} == {"PASS"}
+    missing = {node.name for node in report.nodes if node.exact is None}
+    allowed = {"attn.q_rope", "attn.k_rope"} | ({"attn.out"} if family == "gpt_neox_japanese" else set())
+    assert {name.split(".", 2)[2] for name in missing} <= allowed
+
+
 def test_other_rounding_warns_in_its_dtype_and_fails_when_asked_to() -> None:
     report = exact("gemma3", "norm.math=cast_then_scale")
     assert told(report) == [

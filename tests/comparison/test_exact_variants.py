@@ -8,6 +8,9 @@ import pytest
 from porter.comparison.exactness import check_exactness, plan_exact
 
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("falcon", {"new_decoder_architecture": False}),  # the 7b
+    ("falcon", {"num_ln_in_parallel_attn": 1}),  # the 11b
+    ("falcon", {"new_decoder_architecture": False, "parallel_attn": False, "multi_query": False, "num_kv_heads": None}),
     ("gpt_bigcode", {"multi_query": False}),  # rows of each head together
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 48}),  # the 350m
     ("opt", {"enable_bias": False, "layer_norm_elementwise_affine": False}),

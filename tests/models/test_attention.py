@@ -27,8 +27,20 @@ def rows(dims, order: str, groups: str) -> list[list[int]]:
         (2, 2, "qkv", "heads", [[0, 1, 6, 7], [2, 3, 8, 9], [4, 5, 10, 11]]),
         # InternLM2: the queries of each key head, then its key, then its value
         (4, 2, "qkv", "kv_heads", [[0, 1, 2, 3, 8, 9, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]),
+        # CodeGen: four shards, each with the queries of its heads, then their values, then their keys
+        (
+            8,
+            8,
+            "qvk",
+            "4",
+            [
+                [*range(4), *range(12, 16), *range(24, 28), *range(36, 40)],
+                [*range(8, 12), *range(20, 24), *range(32, 36), *range(44, 48)],
+                [*range(4, 8), *range(16, 20), *range(28, 32), *range(40, 44)],
+            ],
+        ),
     ],
-    ids=["in a row", "in a row, v first", "by head", "by key head"],
+    ids=["in a row", "in a row, v first", "by head", "by key head", "in four shards"],
 )
 def test_split_qkv(heads: int, kv_heads: int, order: str, groups: str, wanted: list[list[int]]) -> None:
     assert rows(SimpleNamespace(heads=heads, kv_heads=kv_heads, head_dim=2), order, groups) == wanted

@@ -30,7 +30,7 @@ PUBLISHED = {  # elements of the safetensors on the hub, a tied head counted onc
     "starcoderbase-1b": 1_137_207_296, "starcoder": 15_517_456_384, "gpt-neo-125m": 125_198_592,
     "gpt-neo-1.3b": 1_315_575_808, "opt-125m": 125_239_296,
     "opt-350m": 331_196_416, "biogpt": 346_763_264, "bloom-560m": 559_214_592, "bloom-7b1": 7_069_016_064,
-    "mpt-7b": 6_649_286_656, "stablelm-2-12b": 12_143_185_920,
+    "mpt-7b": 6_649_286_656, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952, "stablelm-2-12b": 12_143_185_920,
     "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
 }  # fmt: skip
 TEST_IDS = [f"{name}-{size}" for name, size in SIZES]

@@ -35,6 +35,19 @@ def test_where_a_parameter_lies() -> None:
     assert (gpt2.parameter.shape, gpt2.shape) == ((384, 96), (96, 384))  # stored [in, out]
 
 
+def test_a_bias_may_lie_elsewhere_and_a_source_depend_on_the_config() -> None:
+    japanese = {
+        entry.source for entry in layout(resolve_size(find_family("gpt_neox_japanese"), "tiny").blueprint).values()
+    }
+    assert {name for name in japanese if "dense_bias" in name} == {"gpt_neox_japanese.layers.2.attention.dense_bias"}
+    assert "gpt_neox_japanese.layers.2.attention.dense.bias" not in japanese
+    for size, norms in (("falcon-7b", {"input_layernorm"}), ("falcon-40b", {"ln_attn", "ln_mlp"})):
+        falcon = layout(resolve_size(find_family("falcon"), size).blueprint).values()
+        assert {entry.source.split(".")[3] for entry in falcon if ".h.0." in entry.source} == {
+            *norms, "self_attention", "mlp"
+        }  # fmt: skip
+
+
 def test_experts_are_stacked_from_a_tensor_each_or_lie_stacked() -> None:
     blueprint = tiny("mixtral")
     files, entry = shapes(blueprint), layout(blueprint)["layers.1.moe.gate_up.weight"]

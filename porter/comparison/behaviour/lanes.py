@@ -148,8 +148,14 @@ class HfRoutes:
             with self.reference.running():
                 out = self.reference.layers[index](x_BTD, *args, **kwargs)
             after.append(out[0] if isinstance(out, tuple) else out)
-        held: Any = cache.layers[index] if cache is not None else None
-        return Passed(after, _held(held.keys, held.values) if held is not None else {})
+        if cache is None:
+            return Passed(after, {})
+        held: Any = cache.layers[index]
+        return Passed(after, _held(*(self._once(each) for each in (held.keys, held.values))))
+
+    def _once(self, cached_BHSK: Tensor) -> Tensor:
+        """[B, G, S, K]: each key head once, of a cache that holds one for every query head (Falcon 40b)."""
+        return cached_BHSK[:, :: cached_BHSK.shape[1] // self.reference.blueprint.dims.kv_heads]
 
     def _fresh_cache(self, index: int, route: Route) -> HfCache:
         """HF's cache before the route, whose layer `index` alone will be filled."""
