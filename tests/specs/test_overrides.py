@@ -176,7 +176,7 @@ def test_fused_projections_are_taken_apart_otherwise() -> None:
     ("model", "text", "says"),
     [
         ("gpt_neox", "weights.block.attn.qkv.groups=heads", "changes nothing"),
-        ("gpt_neox", "weights.block.attn.qkv.groups=2", "one of 1, heads, kv_heads"),
+        ("gpt_neox", "weights.block.attn.qkv.groups=2", "one of 1, 4, heads, kv_heads"),
         ("gpt_neox", "weights.block.attn.qkv.order=[q, k]", "needs the order of k, q, v"),
         ("phi3", "weights.block.attn.qkv.groups=heads", "a group for each of 6 heads, but 2 key/value heads"),
         ("phi3", "weights.block.mlp.gate_up.groups=heads", "no axis is called"),  # the code reads none there
