@@ -141,7 +141,7 @@ REFUSED = [
         "the rule of attn.qkv needs the order of k, q, v",
         "values",
     ),
-    ("weights: {block: {attn.q: {src: a, groups: 3}}}", 4, "groups = '3'", "one of 1, heads, kv_heads"),
+    ("weights: {block: {attn.q: {src: a, groups: 3}}}", 4, "groups = '3'", "one of 1, 4, heads, kv_heads"),
     ("tokenizer: {eos_ids: [a]}", 4, "eos_ids = 'a'", "a whole number"),
 ]
 
