@@ -122,6 +122,7 @@ def diff(
         run.found.golden, run.found.notes = cache.describe(), cache.notes()
     if own is not None:
         run.found.notes = (*run.found.notes, *own.notes)
+        run.found.checks += own.checks
     if run.captured is not None and not run.selection.first_bad:
         with run.timed("observability"):
             run.found.axes = observe_axes(

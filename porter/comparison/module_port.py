@@ -10,13 +10,18 @@ from torch import nn
 
 from porter.comparison.behaviour.checks import judge_logits, worst_first
 from porter.comparison.proposals import Proposals
-from porter.comparison.report import Behaviour, Logits
+from porter.comparison.report import Behaviour, Check, Logits
 from porter.comparison.verdicts import BEHAVIOUR
 from porter.errors import UsageError
 from porter.models.build import Build
 from porter.references.user_module.code import PREFIX, Opening, UserModule, split_target
+from porter.references.user_module.draft import check_weights
 from porter.references.user_module.lane import ModuleLane
 from porter.references.user_module.map_file import NodeMap, read_node_map
+from porter.references.user_module.parameters import Holdings
+from porter.references.user_module.parts import layer_parts
+from porter.specs.blueprint import Blueprint
+from porter.weights.reader import WeightReader
 
 _WAYS = "a module is fed whole prompts: its cache, padding and batches are its own affair"
 
@@ -27,7 +32,7 @@ class ModulePort:
 
     Attributes:
         exact: its bits are compared with the reference's too.
-        notes: what the report should say of it.
+        notes, proposals, checks: what the report should say of it.
     """
 
     module: UserModule
@@ -36,6 +41,7 @@ class ModulePort:
     exact: bool
     notes: list[str] = field(default_factory=list)
     proposals: Proposals = field(default_factory=Proposals)
+    checks: list[Check] = field(default_factory=list)
 
     @property
     def what(self) -> str:
@@ -46,10 +52,17 @@ class ModulePort:
     def details(self) -> dict[str, str]:
         return {"module": self.module.name, "map": self.map.source}
 
-    def lane(self, folder: Path, dtype: torch.dtype, device: torch.device) -> ModuleLane:
-        """The module in a dtype; made anew for each."""
+    def lane(self, folder: Path, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> ModuleLane:
+        """The module in a dtype; made anew for each.
+
+        Raises:
+            PreflightError: it does not hold the checkpoint's weights.
+        """
         module = self.module.open(Opening(folder, self.build.config, dtype, device))
-        return ModuleLane(self.module.name, module, self.map, self.build.blueprint, dtype, device)
+        lane = ModuleLane(self.module.name, module, self.map, self.build.blueprint, dtype, device)
+        if not self.checks:
+            self.checks.append(check_first_layer(lane, reader, self.build.blueprint))
+        return lane
 
     def take_notes(self, lane: ModuleLane) -> None:
         """Keeps what a lane has found of the module."""
@@ -99,6 +112,25 @@ def open_port(
             raise UsageError(f"--stage {stage} with --port", expected, "Name others.")
     exact = "exact" in stages or "exact" in fail_on
     return ModulePort(UserModule(port), read_node_map(node_map), build, exact)
+
+
+def check_first_layer(lane: ModuleLane, reader: WeightReader, blueprint: Blueprint) -> Check:
+    """Whether a module's first layer holds the checkpoint's matrices, in whatever order.
+
+    Raises:
+        PreflightError: it holds none.
+    """
+    parts = {name: value for name, value in layer_parts(reader, blueprint, 0).items() if value.ndim == 2}
+    holdings = Holdings(lane.passes.layers[0], loose=False)
+    held = {name: holdings.find(value) for name, value in parts.items()}
+    check_weights(lane.name, list(held.values()), f"{len(parts)} matrices of the checkpoint's layer 0")
+    absent = [name for name, where in held.items() if where is None]
+    said = f"{len(parts) - len(absent)} of {len(parts)} matrices of layer 0 are in {lane.passes.paths[0]}"
+    if lane.dtype == torch.float32 and any(where is not None and where.rounded for where in held.values()):
+        return Check("weights.module", "WARN", f"{said}, rounded to a narrower dtype than the checkpoint's")
+    if absent:
+        return Check("weights.module", "NOT_COMPARED", f"{said}; {', '.join(absent)} with other values, or turned")
+    return Check("weights.module", "PASS", said)
 
 
 def judge_module(dtype: str, logits: Sequence[Logits]) -> list[Behaviour]:

@@ -162,7 +162,7 @@ def run_stages(run: Run, folder: Path) -> None:
 
 def _run_exact(run: Run, dtype: str, reader: WeightReader, models: Models, folder: Path) -> None:
     """Bits alone, of a dtype in which no stage judges nodes by golden."""
-    own = None if run.module is None else run.module.lane(folder, models.dtype, run.device)
+    own = None if run.module is None else run.module.lane(folder, reader, models.dtype, run.device)
     executor = own or PortLane(_decoder(run, reader, "reference", models.dtype), models.dtype, run.device)
     nodes: dict[str, NodeDiff] = {}
     for index, prompt in enumerate(run.found.prompts):
@@ -210,7 +210,7 @@ def _decoder(run: Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -
 
 def _lanes(run: Run, reader: WeightReader, golden: Lane, reference: Lane, folder: Path) -> Lanes:
     if run.module is not None:
-        own = run.module.lane(folder, reference.dtype, run.device)
+        own = run.module.lane(folder, reader, reference.dtype, run.device)
         looks = partial(run.module.proposals.look, own)
         executor = own if run.module.exact else None
         return Lanes(run.build.blueprint.dims, golden, reference, own, executor, own.why, looks)

@@ -16,6 +16,7 @@ from porter.errors import ArtifactError, ComparisonError, PorterError, Preflight
 from tests.models.tiny import tiny
 
 MODULES = Path(__file__).resolve().parents[1] / "user_modules"
+FIRST = {"llama": "layers.0", "mistral": "h.0", "qwen3": "blocks.0"}
 LAYERS = {"llama": 3, "mistral": 3, "qwen3": 4}
 
 
@@ -42,6 +43,8 @@ def test_a_clean_module_passes(family: str) -> None:
     assert [stage.name for stage in report.stages] == stages
     assert {check.name: check.status for check in report.behaviour} == {"logits": "PASS", "decode": "NOT_COMPARED"}
     assert report.port.what == f"my_{family}:load, a torch module"
+    checks = {check.name: (check.status, check.detail) for check in report.preflight}
+    assert checks["weights.module"] == ("PASS", f"7 of 7 matrices of layer 0 are in {FIRST[family]}")
     assert report.axes and all(axis.seen != "exact" for axis in report.axes)
 
 
@@ -167,6 +170,10 @@ BROKEN = {
         "def load(folder, dtype):\n    return my_llama.load(folder).double()\n", PreflightError, 5,
         r"was asked for float32 and gives parameters in float64",
     ),
+    "other weights": (
+        LOAD + "    for p in model.parameters(): torch.nn.init.normal_(p)\n    return model\n", PreflightError, 5,
+        r"none of the 7 matrices of the checkpoint's layer 0 is in my_broken:load",
+    ),
     "wrong shape": (
         SUBCLASS + "        return super().forward(h, freqs_cis)[..., :9]\n" + LOAD
         + "    model.layers[1].__class__ = Other\n    return model\n", UsageError, 2,
@@ -205,6 +212,20 @@ def test_values_that_are_no_numbers_fail(tmp_path: Path, monkeypatch: pytest.Mon
     report = run("llama", tokens=20, port="module:my_broken:load")
     assert (report.exit_code, report.first_fail.name) == (1, "layers.1.attn.norm")
     assert "1920 values of the port are not finite" in report.first_fail.reason
+
+
+def test_weights_that_were_rounded_or_changed_are_told() -> None:
+    model = users("my_llama").load(tiny("llama").checkpoint()).bfloat16()
+    report = run("llama", port=model, tokens=20, stages=["semantics"])
+    (check,) = [check for check in report.preflight if check.name == "weights.module"]
+    assert check.status == "WARN" and check.detail.endswith("rounded to a narrower dtype than the checkpoint's")
+    assert report.exit_code == 1
+    model = users("my_llama").load(tiny("llama").checkpoint())
+    model.layers[0].w2.weight.data *= 1.5
+    report = run("llama", port=model, tokens=20, stages=["semantics"])
+    (check,) = [check for check in report.preflight if check.name == "weights.module"]
+    assert (check.status, report.first_fail.name) == ("NOT_COMPARED", "layers.0.mlp.out")
+    assert check.detail == "6 of 7 matrices of layer 0 are in layers.0; mlp.down with other values, or turned"
 
 
 def test_a_module_that_takes_no_dtype_is_cast_and_its_rounded_buffers_are_told() -> None:

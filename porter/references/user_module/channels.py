@@ -69,6 +69,10 @@ def _plausible(node: Tensor, value: Tensor, heads: Heads | None, style: Style | 
     value_TC, node_TF = channels(value, axes)[0], node[0].flatten(1)
     if value_TC.shape == node_TF.shape:
         yield Layout.model_validate(declared)
+    repeat, left = divmod(value_TC.shape[1], node_TF.shape[1])
+    if heads is not None and repeat > 1 and not left:  # copies of a channel cannot be told apart below
+        for rope in (None, *_other(style)):
+            yield Layout.model_validate({**declared, "repeat": repeat, "rope": rope})
     places_F = find_channels(node_TF, value_TC)
     if places_F is not None:
         for layout in read_order(places_F, value_TC.shape[1], heads, style):
@@ -98,8 +102,8 @@ def _nearest(node_TF: Tensor, value_TC: Tensor) -> Tensor | None:
 def read_order(places_F: Tensor, width: int, heads: Heads | None, style: Style | None) -> Iterator[dict[str, Any]]:
     """The declarations that put channels where they were found, of `width` channels; there may be none."""
     if heads is None:
-        yield from _parts(places_F, 1, width)
         yield from _strided(places_F, width)
+        yield from _parts(places_F, 1, width)
         return
     for rope in (None, *(_other(style) if heads.rotated > 1 else ())):
         order_K = torch.arange(heads.width) if rope is None else rope_order(rope, heads)
@@ -120,9 +124,6 @@ def _heads(first_H: Tensor, width: int, heads: Heads) -> Iterator[dict[str, Any]
     sorted_H = first_H[ranks]
     if heads.count > 1 and bool((sorted_H.diff() == heads.width).all()):
         yield {**_cut(int(sorted_H[0]), heads.count * heads.width, width), "heads": ranks.tolist()}
-    repeat = width // (heads.count * heads.width)
-    if repeat > 1 and bool((first_H // (repeat * heads.width) == torch.arange(heads.count)).all()):
-        yield {"repeat": repeat}
 
 
 def _parts(first: Tensor, size: int, width: int) -> Iterator[dict[str, Any]]:

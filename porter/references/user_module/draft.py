@@ -4,7 +4,7 @@ Each layer of both is fed the reference's own hidden states in float32, so that 
 the next. A node whose values are nowhere is named by its weights, where the module has those.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,7 +84,8 @@ class Drafter:
         """
         num_layers, dims = self.blueprint.dims.layers, self.blueprint.dims
         parts = [self._held(index) for index in range(num_layers)]
-        check_weights(self.name, [held for layer in parts for held in layer.values()], len(self.reader.ledger.entries))
+        tensors = f"{len(self.reader.ledger.entries)} tensors of the checkpoint"
+        check_weights(self.name, [held for layer in parts for held in layer.values()], tensors)
         matrices = [{name: held for name, held in layer.items() if not _is_vector(name)} for layer in parts]
         draft = Draft(layers_of(self.name, self.module, matrices, ids_BT.to(self.reference.device), dims.hidden))
         paths = draft.layers.paths(num_layers)
@@ -197,15 +198,15 @@ class Drafter:
         draft.left_over = [name for name in parameters if name not in used]
 
 
-def check_weights(name: str, held: list[Held], tensors: int) -> None:
+def check_weights(name: str, held: Sequence[Held | None], what: str) -> None:
     """Refuses a module that holds none of the checkpoint's tensors.
 
     Raises:
         PreflightError: it holds none.
     """
-    if not held:
+    if not any(held):
         raise PreflightError(
-            f"none of the {tensors} tensors of the checkpoint is in {name}",
+            f"none of the {what} is in {name}",
             "the reference's weights, in any order of rows, fused or transposed",
             "Load them in your function: porter gives it the checkpoint's folder.",
         )

@@ -38,9 +38,13 @@ class Held:
 
 
 class Holdings:
-    """The floating tensors of a module, by their rows."""
+    """The floating tensors of a module, by their rows.
 
-    def __init__(self, module: nn.Module) -> None:
+    Args:
+        loose: find rows whose elements stand in another order too.
+    """
+
+    def __init__(self, module: nn.Module, *, loose: bool = True) -> None:
         named = {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
         self.tensors: Mapping[str, Tensor] = {
             name: value for name, value in named.items() if value.is_floating_point() and value.ndim in (1, 2)
@@ -51,15 +55,16 @@ class Holdings:
             if value.ndim == 2
             for transposed in (False, True)
         ]
-        self._tables = {ordered: self._make_table(ordered=ordered) for ordered in (True, False)}
+        kinds = (True, False) if loose else (True,)
+        self._tables = {ordered: self._make_table(ordered=ordered) for ordered in kinds}
 
     def find(self, tensor: Tensor) -> Held | None:
         """Where a tensor of the checkpoint is, [out, in] or [width]; None where it is nowhere whole."""
         if tensor.ndim == 1:
             return self._find_vector(tensor)
-        for ordered in (True, False):
+        for ordered, table in self._tables.items():
             keys_R = _hash(tensor.cpu(), ordered=ordered)
-            whose_R = self._tables[ordered].whose(keys_R)
+            whose_R = table.whose(keys_R)
             most = int(whose_R.mode().values)
             if most < 0:
                 continue
