@@ -115,6 +115,21 @@ def test_the_workflow_fails_on_divergence(
     assert Path("porter.html").stat().st_size > 1_000_000
 
 
+def test_a_module_is_mapped_and_passes_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = README.partition("## Your own module\n")[2].partition("\n## ")[0]
+    commands = re.findall(r"^porter .*$", section, re.MULTILINE)
+    for path in (ROOT / "tests" / "user_modules").glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        result = run(*shlex.split(command)[1:], *(("--tokens", "40") if "diff" in command else ()))
+        assert result.exit_code == 0, f"{command}\n{result.output}"
+    drafted = Path("my_llama.map.yaml").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```text\n(.*?)```", section, re.DOTALL)
+    assert drafted.partition("\n")[2] == shown  # all but the comment at the top
+    assert len(commands) == 3 and result.stdout.strip().splitlines()[-1].startswith("PASS: 48 nodes of 3 layers")
+
+
 def test_ci_runs_the_readme_s_test_command() -> None:
     ran = re.findall(r"^make \w+", (ROOT / ".ci" / "run").read_text(encoding="utf-8"), re.MULTILINE)
     assert "make test" in ran and re.search(r"^make test\b", fences()[0], re.MULTILINE)

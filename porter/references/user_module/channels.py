@@ -75,7 +75,7 @@ def _plausible(node: Tensor, value: Tensor, heads: Heads | None, style: Style | 
             yield Layout.model_validate({**declared, "repeat": repeat, "rope": rope})
     places_F = find_channels(node_TF, value_TC)
     if places_F is not None:
-        for layout in read_order(places_F, value_TC.shape[1], heads, style):
+        for layout in read_order(places_F.cpu(), value_TC.shape[1], heads, style):
             yield Layout.model_validate({**declared, **layout})
 
 
@@ -107,7 +107,7 @@ def read_order(places_F: Tensor, width: int, heads: Heads | None, style: Style |
         return
     for rope in (None, *(_other(style) if heads.rotated > 1 else ())):
         order_K = torch.arange(heads.width) if rope is None else rope_order(rope, heads)
-        first_H = places_F.view(heads.count, heads.width) - order_K.to(places_F.device)
+        first_H = places_F.view(heads.count, heads.width) - order_K
         if bool((first_H == first_H[:, :1]).all()):
             for found in _heads(first_H[:, 0], width, heads):
                 yield {**found, **({"rope": rope} if rope else {})}

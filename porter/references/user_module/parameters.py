@@ -83,20 +83,14 @@ class Holdings:
         return _Table([self._matrix(*matrix) for matrix in self._matrices], ordered=ordered)
 
     def _find_vector(self, tensor: Tensor) -> Held | None:
-        for offset in _OFFSETS:
-            wanted = (tensor.float() + offset).bfloat16()
-            for name, value in self.tensors.items():
-                if value.shape == tensor.shape and torch.equal(value.bfloat16(), wanted.to(value.device)):
-                    return Held(name, False, torch.arange(len(tensor)))
-        return None
+        found = self.vectors(tensor)
+        return Held(found[0], False, torch.arange(len(tensor))) if found else None
 
     def vectors(self, tensor: Tensor) -> list[str]:
-        """Every tensor of the module that holds a vector, which several may."""
-        return [
-            name for name, value in self.tensors.items()
-            if value.shape == tensor.shape
-            and any(torch.equal(value.bfloat16(), (tensor.float() + offset).bfloat16()) for offset in _OFFSETS)
-        ]  # fmt: skip
+        """Every tensor of the module that holds a vector, which several may, or one more or less than it."""
+        wanted = [(tensor.float() + offset).bfloat16() for offset in _OFFSETS]
+        alike = [(name, value.bfloat16().cpu()) for name, value in self.tensors.items() if value.shape == tensor.shape]
+        return [name for name, value in alike if any(torch.equal(value, each) for each in wanted)]
 
 
 class _Table:
