@@ -7,7 +7,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,11 +133,15 @@ def importable() -> Iterator[None]:
 def users_code(name: str, doing: str) -> Iterator[None]:
     """Within it a user's code runs: what it raises is told with the line of the user's that raised it.
 
+    What it prints goes to stderr, as a report may be on stdout; torch's defaults are what they were, at the end.
+
     Raises:
         ArtifactError: it raised.
     """
+    dtype, tracked = torch.get_default_dtype(), torch.is_grad_enabled()
     try:
-        yield
+        with importable(), redirect_stdout(sys.stderr):
+            yield
     except PorterError:
         raise
     except Exception as error:  # a user's code may raise anything
@@ -146,6 +150,9 @@ def users_code(name: str, doing: str) -> Iterator[None]:
             "code that runs without porter: the module made, and called with ids [1, T]",
             f"See {_place(error)}.",
         ) from error
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(tracked)
 
 
 def _find(module: str, name: str) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from porter.errors import PreflightError
 from porter.references.hf import HfReference
-from porter.references.user_module.channels import apart, axes_of, fit, matches, read_order
+from porter.references.user_module.channels import ALIKE, apart, axes_of, fit, matches, read_order
 from porter.references.user_module.find_layers import layers_of
 from porter.references.user_module.layout import Heads, Layout, Style, heads_of
 from porter.references.user_module.map_file import Layers, Line
@@ -87,7 +87,11 @@ class Drafter:
         tensors = f"{len(self.reader.ledger.entries)} tensors of the checkpoint"
         check_weights(self.name, [held for layer in parts for held in layer.values()], tensors)
         matrices = [{name: held for name, held in layer.items() if not _is_vector(name)} for layer in parts]
-        draft = Draft(layers_of(self.name, self.module, matrices, ids_BT.to(self.reference.device), dims.hidden))
+        self.reference.start(ids_BT)
+        x_BTD = self.reference.embed()["embed.out"]
+        streams = (x_BTD, self.reference.output(0, x_BTD))
+        ids = ids_BT.to(self.reference.device)
+        draft = Draft(layers_of(self.name, self.module, matrices, ids, streams))
         paths = draft.layers.paths(num_layers)
         modules = [(path, self.module.get_submodule(path)) for path in paths]
         passes = Passes(
@@ -95,8 +99,6 @@ class Drafter:
             width=dims.hidden, dtype=torch.float32, device=self.reference.device,
         )  # fmt: skip
         passes.start(ids_BT)
-        self.reference.start(ids_BT)
-        x_BTD = self.reference.embed()["embed.out"]
         self._check_stream(draft, "embed.out", passes.embedded, x_BTD)
         for index in range(num_layers):
             nodes = self.reference.layer(index, x_BTD)
@@ -162,21 +164,25 @@ class Drafter:
         return line if matches(value, seen[line.tap], line, heads) else None
 
     def _name_head(self, draft: Draft, passes: Passes, x_BTD: Tensor, layers: tuple[str, ...]) -> None:
-        nodes = self.reference.head(x_BTD)
+        nodes, T = self.reference.head(x_BTD), x_BTD.shape[1]
         inside = tuple(f"{path}." for path in layers)
         paths = frozenset(p for p, _ in self.module.named_modules() if not f"{p}.".startswith(inside))
         seen: dict[Tap, Tensor] = {}
-        with watching(self.module, _keeper(seen, x_BTD.shape[1]), paths=paths):
+        with watching(self.module, _keeper(seen, T), paths=paths):
             logits_BTV = passes.run_head(x_BTD)
+        if logits_BTV.shape[1] == 1 < T:  # it gives the last token's alone, and may cut the stream before its norm
+            nodes = {node: value[:, -1:] for node, value in nodes.items()}
+            with watching(self.module, _keeper(seen, None), paths=paths):
+                logits_BTV = passes.run_head(x_BTD[:, -1:])
         lines = draft.found.setdefault(None, {})
         for node, value in nodes.items():
             draft.total += 1
-            if node == "logits" and apart(logits_BTV, value) < 1 and logits_BTV.shape == value.shape:
+            if node == "logits" and logits_BTV.shape == value.shape:
                 continue
-            line = _search(value, seen, None, None, None)
+            line = _search(value, seen, None, None, None) if value.shape[1] == T else _search_token(value, seen)
             if line is not None:
                 lines[node] = line
-            elif node != "logits" or logits_BTV.shape != value.shape:
+            else:
                 draft.unnamed[node] = "no tensor has its values"
 
     def _count_weights(self, draft: Draft, parts: list[dict[str, Held]]) -> None:
@@ -212,11 +218,11 @@ def check_weights(name: str, held: Sequence[Held | None], what: str) -> None:
         )
 
 
-def _keeper(seen: dict[Tap, Tensor], length: int) -> See:
-    """Keeps every tensor with an axis of tokens."""
+def _keeper(seen: dict[Tap, Tensor], length: int | None) -> See:
+    """Keeps every tensor with an axis of so many tokens; None: every tensor."""
 
     def see(tap: Tap, value: Tensor) -> None:
-        if not isinstance(value, nn.Parameter) and axes_of(value, length) is not None:
+        if not isinstance(value, nn.Parameter) and (length is None or axes_of(value, length) is not None):
             seen.setdefault(tap, value.detach().clone())
 
     return see
@@ -260,6 +266,14 @@ def _search(
         layout = fit(value, seen[tap], heads, style)
         if layout is not None:
             return _line(tap, layout)
+    return None
+
+
+def _search_token(value_11F: Tensor, seen: Mapping[Tap, Tensor]) -> Line | None:
+    """Where the values of one token are, whole."""
+    for tap in _ranked(None, seen):
+        if seen[tap].numel() == value_11F.numel() and apart(seen[tap].reshape(value_11F.shape), value_11F) < ALIKE:
+            return _line(tap, Layout.model_validate({"axes": "TD"}) if seen[tap].ndim == 2 else None)
     return None
 
 

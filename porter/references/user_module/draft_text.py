@@ -85,7 +85,7 @@ def _layers(layers: Layers) -> Iterator[str]:
         return
     yield "layers:"
     yield f"  at: {json.dumps(at)}" if isinstance(at, str) else f"  at: [{', '.join(map(scalar, at))}]"
-    yield from (f"  {key}: {value}" for key, value in declared.items())
+    yield from (f"  {key}: {value[0] if len(value) == 1 else list(value)}" for key, value in declared.items())
 
 
 def _shared(found: Mapping[int | None, Mapping[str, Line]]) -> tuple[dict[str, Line], dict[str, Line]]:

@@ -3,12 +3,14 @@
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import combinations
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from porter.errors import PreflightError, UsageError
+from porter.references.user_module.channels import ALIKE, apart
 from porter.references.user_module.code import users_code
 from porter.references.user_module.map_file import Layers
 from porter.references.user_module.parameters import Held, common_path
@@ -17,11 +19,14 @@ from porter.references.user_module.passes import floating
 Given = Mapping[str, tuple[list[Tensor], list[Tensor]]]  # path -> floating tensors of its first call: given, gave
 
 
-def layers_of(name: str, module: nn.Module, held: Sequence[Mapping[str, Held]], ids_BT: Tensor, width: int) -> Layers:
+def layers_of(
+    name: str, module: nn.Module, held: Sequence[Mapping[str, Held]], ids_BT: Tensor, streams: Sequence[Tensor]
+) -> Layers:
     """The line `layers` of a map.
 
     Args:
         held: of each layer, where its weights are.
+        streams: what the reference gives its first layer and its second, [1, T, D]: they choose between tensors.
 
     Raises:
         PreflightError: the module does not hold a layer's weights.
@@ -41,11 +46,12 @@ def layers_of(name: str, module: nn.Module, held: Sequence[Mapping[str, Held]], 
         paths = [_cut(path, shared, depth) for path in whole]
         if len(set(paths)) < len(paths):
             continue
-        ends = [_stream(calls.get(path), ids_BT.numel() * width, width) for path in paths]
-        if None not in ends and len(set(ends)) == 1 and ends[0] is not None:
-            return Layers(at=_pattern(paths), input=ends[0][0], output=ends[0][1])
+        if all(_streams(calls.get(path), streams[0]) for path in paths):
+            given, gave = calls[paths[min(1, len(paths) - 1)]][0], calls[paths[0]][1]
+            after = streams[1] if len(paths) > 1 else streams[0]
+            return Layers(at=_pattern(paths), input=_parts(given, after), output=_parts(gave, streams[1]))
     raise UsageError(
-        f"{name} has no module for each layer that is given the residual stream, {list(ids_BT.shape)} × {width}",
+        f"{name} has no module for each layer that is given the residual stream, {list(streams[0].shape)}",
         f"a module a layer, as {whole[0] or 'layers.0'} might be, called with the stream",
         "Put what a layer computes into a module of its own.",
     )
@@ -74,15 +80,23 @@ def _cut(path: str, shared: str, depth: int) -> str:
     return ".".join(path.split(".")[: first + depth])
 
 
-def _stream(call: tuple[list[Tensor], list[Tensor]] | None, size: int, width: int) -> tuple[int, int] | None:
-    """Which tensors of a call are the stream, given and given back."""
-    if call is None:
-        return None
-    places = [
-        next((at for at, each in enumerate(side) if each.numel() == size and each.shape[-1] == width), None)
-        for side in call
-    ]
-    return None if places[0] is None or places[1] is None else (places[0], places[1])
+def _streams(call: tuple[list[Tensor], list[Tensor]] | None, stream: Tensor) -> bool:
+    """Whether a module is given what may be the stream, and gives it."""
+    return call is not None and all(any(_alike(each, stream) for each in side) for side in call)
+
+
+def _alike(value: Tensor, stream: Tensor) -> bool:
+    return value.numel() == stream.numel() and value.shape[-1] == stream.shape[-1]
+
+
+def _parts(tensors: Sequence[Tensor], stream: Tensor) -> tuple[int, ...]:
+    """Which of the tensors is the stream by its values, or which two are it together; else the first of its shape."""
+    shaped = [at for at, each in enumerate(tensors) if _alike(each, stream)]
+    for places in (*((at,) for at in shaped), *combinations(shaped, 2)):
+        whole = sum(tensors[at].reshape(stream.shape) for at in places)
+        if isinstance(whole, Tensor) and apart(whole, stream) < ALIKE:
+            return places
+    return (shaped[0],)
 
 
 def _pattern(paths: Sequence[str]) -> str | tuple[str, ...]:

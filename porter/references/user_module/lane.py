@@ -95,6 +95,15 @@ class ModuleLane:
         """Nothing: the module stays in memory."""
 
     def _head_of_row(self, x_1TD: Tensor) -> Nodes:
+        nodes = self._head_of_tokens(x_1TD)
+        if nodes["logits"].shape[1] == x_1TD.shape[1]:
+            return nodes
+        each = [
+            self._head_of_tokens(token_11D) for token_11D in torch.split(x_1TD, 1, dim=1)
+        ]  # it gives the last one's alone
+        return {node: torch.cat([nodes[node] for nodes in each], dim=1) for node in nodes}
+
+    def _head_of_tokens(self, x_1TD: Tensor) -> Nodes:
         lines, found = self.map.outside, Nodes()
         with _noting(self.module, lines, found):
             logits_BTV = self.passes.run_head(x_1TD)

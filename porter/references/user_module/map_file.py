@@ -53,13 +53,22 @@ class Layers(Strict):
     """The modules of the layers, and where the residual stream goes in and out."""
 
     at: str | tuple[str, ...] = Field(description="Path with {i}, or a path for each layer.")
-    input: int = Field(0, ge=0, description="Which floating tensor of its arguments is the stream.")
-    output: int = Field(0, ge=0, description="Which floating tensor of its results.")
+    input: tuple[int, ...] = Field((0,), description="Which floating tensor of its arguments is the stream, or which are its parts.")  # fmt: skip  # noqa: E501
+    output: tuple[int, ...] = Field((0,), description="Which floating tensors of its results.")
 
-    @field_validator("at", mode="before")
+    @field_validator("at", "input", "output", mode="before")
     @classmethod
     def _of_list(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            return (value,)
         return tuple(value) if isinstance(value, list) else value
+
+    @field_validator("input", "output")
+    @classmethod
+    def _counts(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if not value or min(value) < 0 or len(set(value)) < len(value):
+            raise ValueError(f"{list(value)} are not numbers of tensors, 0 being the first")
+        return value
 
     @field_validator("at")
     @classmethod

@@ -4,7 +4,7 @@ A layer is run within the module's own forward pass, so that it gets the argumen
 do nothing, a hook puts what it is to be fed in place of the residual stream it is given, and the pass ends behind it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -24,17 +24,27 @@ class Enough(BaseException):
 
 @dataclass(frozen=True)
 class Stream:
-    """Where the residual stream [1, T, D] is among the floating tensors a layer is given, and among those it gives."""
+    """Where the residual stream [1, T, D] is among the floating tensors a layer is given, and among those it gives.
 
-    input: int = 0
-    output: int = 0
+    Several places: the stream is their sum, as where a layer leaves its last addition to the next one's norm. What is
+    fed then goes to the first of them, and the others are zero.
+    """
+
+    input: tuple[int, ...] = (0,)
+    output: tuple[int, ...] = (0,)
 
 
 @dataclass(frozen=True)
 class _Call:
-    """One layer's call in the module's own forward pass."""
+    """One layer's call in the module's own forward pass.
 
-    given: Tensor  # the stream, in the module's own axes
+    Attributes:
+        given: the first part of the stream, in the module's own axes; whole: the sum, [1, T, D].
+        out: what it gave, without the tensors of the stream.
+    """
+
+    given: Tensor
+    whole: Tensor
     out: Any
 
 
@@ -63,21 +73,21 @@ class Passes:
             UsageError: its layers are not called once each, in order, with a residual stream.
         """
         self._ids_BT = ids_BT.to(self.device)
-        given: dict[int, Tensor] = {}
+        given: dict[int, list[Tensor]] = {}
         outs: dict[int, Any] = {}
         calls: list[int] = []
 
         def before(index: int) -> Callable[[nn.Module, Any, Any], None]:
             def note(_module: nn.Module, args: Any, kwargs: Any) -> None:
                 calls.append(index)
-                given[index] = self._check_stream(index, floating((args, kwargs)), self.stream.input, "is given")
+                given[index] = self._parts(index, floating((args, kwargs)), self.stream.input, "is given")
 
             return note
 
         def after(index: int) -> Callable[[nn.Module, Any, Any], None]:
             def note(_module: nn.Module, _args: Any, out: Any) -> None:
-                self._check_stream(index, floating(out), self.stream.output, "gives")
-                outs[index] = replaced(out, self.stream.output, torch.empty(0))
+                self._parts(index, floating(out), self.stream.output, "gives")
+                outs[index] = replaced(out, dict.fromkeys(self.stream.output, torch.empty(0)))
 
             return note
 
@@ -93,24 +103,27 @@ class Passes:
                 f"{len(self.layers)} layers, each called once, in order: layer(x), not layer.forward(x)",
                 f"Correct `layers` in {self.source}.",
             )
-        self._calls = [_Call(given[index], outs[index]) for index in range(len(self.layers))]
+        self._calls = [
+            _Call(parts[0], self._sum(parts), outs[index]) for index, parts in sorted(given.items())
+        ]  # fmt: skip
         return logits_of(out, self.name)
 
     @property
     def embedded(self) -> Tensor:
         """[1, T, D]: what the module gives its first layer."""
-        return self._bare(self._calls[0].given)
+        return self._calls[0].whole
 
     def run_layer(self, index: int, x_BTD: Tensor) -> Tensor:
         """[1, T, D]: what a layer gives when it is fed `x_BTD`."""
         found: list[Tensor] = []
 
         def feed(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-            given = self._calls[index].given
-            return replaced((args, kwargs), self.stream.input, self._as_given(x_BTD, given))
+            x = self._as_given(x_BTD, self._calls[index].given)
+            return replaced((args, kwargs), _placed(self.stream.input, x))
 
         def keep(_module: nn.Module, _args: Any, out: Any) -> None:
-            found.append(self._bare(floating(out)[self.stream.output]))
+            tensors = floating(out)
+            found.append(self._sum([tensors[at] for at in self.stream.output]))
             raise Enough
 
         layer = self.layers[index]
@@ -140,10 +153,10 @@ class Passes:
 
         def stand_in(index: int) -> Callable[..., Any]:
             def forward(*args: Any, **kwargs: Any) -> Any:
-                x = floating((args, kwargs))[self.stream.input]
+                x = floating((args, kwargs))[self.stream.input[0]]
                 if x_BTD is not None and index == first - 1:
                     x = self._as_given(x_BTD, x)
-                return replaced(self._calls[index].out, self.stream.output, x)
+                return replaced(self._calls[index].out, _placed(self.stream.output, x))
 
             return forward
 
@@ -158,10 +171,13 @@ class Passes:
                 if own is not None:
                     layer.forward = own
 
-    def _check_stream(self, index: int, tensors: list[Tensor], at: int, does: str) -> Tensor:
+    def _parts(self, index: int, tensors: list[Tensor], places: tuple[int, ...], does: str) -> list[Tensor]:
+        """The parts of the stream that a layer is given, or gives; the first layer may be given no more than one."""
         T = self._ids_BT.shape[1]
-        if at < len(tensors) and tensors[at].shape[-1:] == (self.width,) and tensors[at].numel() == T * self.width:
-            return tensors[at].detach()
+        found = [tensors[at].detach() for at in places if at < len(tensors)]
+        fits = [each.shape[-1:] == (self.width,) and each.numel() == T * self.width for each in found]
+        if fits and all(fits) and (len(found) == len(places) or index == 0):
+            return found
         raise UsageError(
             f"{self.paths[index]} {does} {[list(each.shape) for each in tensors] or 'no tensor'}",
             f"the residual stream, [1, {T}, {self.width}]",
@@ -169,9 +185,12 @@ class Passes:
         )
 
     @staticmethod
-    def _bare(value: Tensor) -> Tensor:
-        """[1, T, D] of a stream of one row, whatever its other axes: [T, D], [T, 1, D]."""
-        return value.reshape(1, -1, value.shape[-1]).detach()
+    def _sum(parts: list[Tensor]) -> Tensor:
+        """[1, T, D] of the parts of a stream of one row, whatever their other axes: [T, D], [T, 1, D]."""
+        whole = parts[0]
+        for part in parts[1:]:
+            whole = whole + part
+        return whole.reshape(1, -1, whole.shape[-1]).detach()
 
     def _as_given(self, x_BTD: Tensor, given: Tensor) -> Tensor:
         """[1, t, D] in the axes, dtype and place of the stream that a layer is given."""
@@ -186,12 +205,19 @@ def floating(value: Any) -> list[Tensor]:
     return [each for each in tree_leaves(value) if isinstance(each, Tensor) and each.is_floating_point()]
 
 
-def replaced(value: Any, index: int, tensor: Tensor) -> Any:
-    """Arguments or results with one of their floating tensors replaced."""
+def replaced(value: Any, tensors: Mapping[int, Tensor]) -> Any:
+    """Arguments or results with some of their floating tensors replaced, those that are there."""
     leaves, structure = tree_flatten(value)
     places = [at for at, each in enumerate(leaves) if isinstance(each, Tensor) and each.is_floating_point()]
-    leaves[places[index]] = tensor
+    for index, tensor in tensors.items():
+        if index < len(places):
+            leaves[places[index]] = tensor
     return tree_unflatten(leaves, structure)
+
+
+def _placed(places: tuple[int, ...], x: Tensor) -> dict[int, Tensor]:
+    """A stream in its places: all of it in the first."""
+    return {at: x if at == places[0] else torch.zeros_like(x) for at in places}
 
 
 def logits_of(out: Any, name: str) -> Tensor:
