@@ -10,6 +10,7 @@ from porter.models.modules import Linear, Normalize, Vector, make_norms, make_pr
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
 from porter.specs.rules import WeightRule, Weights
+from porter.specs.schema import Attention as AttentionSpec
 from porter.specs.schema import Block, Dims, Norm
 
 Tap = Callable[[str, Tensor], None]  # is told each node's name and value
@@ -41,7 +42,7 @@ class Attention(nn.Module):
         q_BTHK, k_BTGK, v_BTGK = self._project(x_BTD, tap)
         if spec.qk_norm and spec.qk_norm.when == "before_rope":
             q_BTHK, k_BTGK = self._normalize(q_BTHK, k_BTGK, tap)
-        q_BHTK, k_BGTK, v_BGTK = (t.transpose(1, 2) for t in (q_BTHK, k_BTGK, v_BTGK))
+        q_BHTK, k_BGTK, v_BGTK = (clip_heads(t, spec).transpose(1, 2) for t in (q_BTHK, k_BTGK, v_BTGK))
         if rope is not None:
             cos, sin = positions.tables(rope, self.dims, x_BTD.dtype)
             q_BHTK, k_BGTK = self.ops.rope(q_BHTK, k_BGTK, cos, sin, rope)
@@ -72,8 +73,6 @@ class Attention(nn.Module):
             heads = split_qkv(self.qkv(x_BTD), self.dims, self.qkv_rule)
         for name, head in zip(("attn.q", "attn.k", "attn.v"), heads, strict=True):
             tap(name, head)
-        if self.block.attn.clip_qkv is not None:
-            heads = [head.clamp(-self.block.attn.clip_qkv, self.block.attn.clip_qkv) for head in heads]
         return heads[0], heads[1], heads[2]
 
     def _normalize(self, q_BTHK: Tensor, k_BTGK: Tensor, tap: Tap) -> tuple[Tensor, Tensor]:
@@ -97,7 +96,11 @@ class Attention(nn.Module):
             return (_softmax_beside(scores_BHTS, self.sinks.weight).to(v_BHSK.dtype) @ v_BHSK).transpose(1, 2)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         weights_BHTS = F.softmax(scores_BHTS, dim=-1, dtype=wide).to(v_BHSK.dtype)
-        return (weights_BHTS @ v_BHSK).transpose(1, 2)
+        ctx_BHTK = weights_BHTS @ v_BHSK
+        if self.sinks is not None:
+            share_BHT = (torch.logsumexp(scores_BHTS, dim=-1) - self.sinks.weight.view(1, -1, 1)).to(wide).sigmoid()
+            ctx_BHTK = ctx_BHTK * share_BHT[..., None].to(ctx_BHTK.dtype)
+        return ctx_BHTK.transpose(1, 2)
 
     def _score(self, q_BHTK: Tensor, k_BHSK: Tensor, positions: Positions) -> Tensor:
         """[B, H, T, S], scaled, capped and biased, before the mask."""
@@ -115,6 +118,11 @@ class Attention(nn.Module):
         if spec.softcap is not None:
             scores_BHTS = self.ops.softcap(scores_BHTS, spec.softcap)
         return scores_BHTS if bias_BHTS is None else scores_BHTS + bias_BHTS
+
+
+def clip_heads(x: Tensor, spec: AttentionSpec) -> Tensor:
+    """Queries, keys or values as they go on, clipped where the spec says so."""
+    return x if spec.clip_qkv is None else x.clamp(-spec.clip_qkv, spec.clip_qkv)
 
 
 def split_qkv(fused: Tensor, dims: Dims, rule: WeightRule) -> list[Tensor]:

@@ -93,9 +93,9 @@ class Moe(nn.Module):
             routing_BTK: the experts to take, int64, instead of those the router chooses; their weights are its own.
         """
         spec = self.spec.router
-        logits_BTE = self._logits(x_BTD)
+        logits_BTE = _cast(self._logits(x_BTD), spec)
         tap("moe.router", logits_BTE)
-        scores_BTE = _score(logits_BTE, spec) if spec.order == "score_then_topk" else _cast(logits_BTE, spec)
+        scores_BTE = _score(logits_BTE, spec) if spec.order == "score_then_topk" else logits_BTE
         added_BTE = scores_BTE if self.correction is None else scores_BTE + self.correction.weight
         own_BTK = choose_experts(added_BTE.detach(), spec, self.spec.top_k)
         tap(CHOICE, own_BTK)
@@ -108,18 +108,18 @@ class Moe(nn.Module):
             return out_BTD
         shared_BTD: Tensor = self.shared(x_BTD, tap)
         if self.spec.shared.gate == "sigmoid":
-            shared_BTD = F.sigmoid(self.shared_gate(x_BTD)) * shared_BTD
+            gate_BT1: Tensor = self.shared_gate(x_BTD)
+            tap("moe.shared_gate", gate_BT1)
+            shared_BTD = F.sigmoid(gate_BT1) * shared_BTD
         out_BTD = out_BTD + shared_BTD
         tap("mlp.out", out_BTD)
         return out_BTD
 
     def _logits(self, x_BTD: Tensor) -> Tensor:
-        if self.spec.router.dtype == "act":
-            logits_BTE: Tensor = self.router(x_BTD)
-            return logits_BTE
         wide = torch.promote_types(x_BTD.dtype, torch.float32)
-        bias = None if self.router.bias is None else self.router.bias.to(wide)
-        return F.linear(x_BTD.to(wide), self.router.weight.to(wide), bias)
+        dtype = x_BTD.dtype if self.spec.router.dtype == "act" else wide
+        bias = None if self.router.bias is None else self.router.bias.to(dtype)
+        return F.linear(x_BTD.to(dtype), self.router.weight.to(dtype), bias)
 
     def _run_experts(self, x_BTD: Tensor, weights_BTK: Tensor, chosen_BTK: Tensor) -> Tensor:
         """[B, T, D], in the dtype of x: the sum of what the chosen experts give, times their weights."""
@@ -181,5 +181,4 @@ def _cast(logits: Tensor, spec: Router) -> Tensor:
 
 
 def _score(logits: Tensor, spec: Router) -> Tensor:
-    wide = _cast(logits, spec)
-    return wide.sigmoid() if spec.score == "sigmoid" else F.softmax(wide, dim=-1)
+    return logits.sigmoid() if spec.score == "sigmoid" else F.softmax(logits, dim=-1)

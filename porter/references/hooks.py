@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
@@ -60,16 +61,33 @@ def hooks_of_layer(modules: Modules, blueprint: Blueprint, layer: int) -> list[H
 
 
 def _hooks_of_experts(modules: Modules, blueprint: Blueprint, layer: int) -> list[Hook]:
-    """On HF's module of all experts, which is given the tokens, their experts, and the weights of these."""
-    if blueprint.blocks[layer].moe is None:
+    """On HF's module of all experts, which is given the tokens, their experts, and the weights of these; and on the
+    module around it, where that adds the shared expert.
+    """
+    moe = blueprint.blocks[layer].moe
+    if moe is None:
         return []
     rule, prefix = rule_for(blueprint, f"layers.{layer}.moe.down")
     for source in rule.src:
-        before, found, _ = source.partition("experts")
-        module = modules.get(without_prefix(blueprint, prefix + before + found)) if found else None
+        before, named, _ = source.partition("experts")
+        module = modules.get(without_prefix(blueprint, prefix + before + named)) if named else None
         if module is not None:
-            return [Hook(module, True, _tokens("moe.topk"), argument=2), Hook(module, False, _tokens("moe.out"))]
+            found = [Hook(module, True, _tokens("moe.topk"), argument=2), Hook(module, False, _tokens("moe.out"))]
+            around = modules[without_prefix(blueprint, prefix + before.rstrip("."))]
+            if moe.shared and _find(modules, blueprint, f"layers.{layer}.moe.shared.down") in set(around.modules()):
+                found.append(Hook(around, False, _tokens("mlp.out")))
+            return found
     return []
+
+
+def _copied(split: Split) -> Split:
+    """Of a copy: HF clips what it was given in place."""
+    return lambda value: split(value.clone())
+
+
+def _widened(split: Split) -> Split:
+    """In float32 at least: some of HF's routers show their logits before they widen them, some after."""
+    return lambda value: split(value.to(torch.promote_types(value.dtype, torch.float32)))
 
 
 def _tokens(node: str) -> Split:
@@ -96,10 +114,14 @@ def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]
     """(module by porter's name, input or output, the nodes it shows)."""
     block = blueprint.blocks[layer]
     for name in norms(block, blueprint.norm, blueprint.dims):
-        yield name, False, _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
+        split = _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
+        yield name, False, split if block.attn.clip_qkv is None else _copied(split)
     for name, (_, _, bias) in projections(block, blueprint.dims, blueprint.weights).items():
         if not bias or blueprint.weights.block[name].bias is None:  # else HF's module shows it without its bias
-            yield name, False, _output(name, blueprint)
+            split = _output(name, blueprint)
+            split = split if block.attn.clip_qkv is None else _copied(split)
+            scored_wide = block.moe is not None and block.moe.router.score_dtype == "fp32"
+            yield name, False, _widened(split) if name == "moe.router" and scored_wide else split
     yield "attn.o", True, _named("attn.ctx")
     for scope in ("mlp", "moe.shared"):
         if _has(blueprint, layer, f"{scope}.down"):

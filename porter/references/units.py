@@ -23,6 +23,8 @@ class Places:
     def __init__(self, model: Any, layers: nn.ModuleList, slots: list[Slot]) -> None:
         self.embedding: nn.Module = model.get_input_embeddings()
         self.head: nn.Module = model.get_output_embeddings()
+        self._parents = {child: parent for parent in model.modules() for child in parent.children()}
+        self._layers = frozenset(layers)
         owner = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
         self.layers: list[list[Slot]] = [[] for _ in layers]
         self.embed: list[Slot] = []
@@ -37,6 +39,15 @@ class Places:
                 self.out[slot.attribute] = slot
             else:
                 self.rest.append(slot)
+
+    def reader_of(self, slot: Slot) -> nn.Module:
+        """The module whose forward reads a tensor: its own; of experts, say, perhaps that of the one around it.
+
+        A layer is no such module: its weights come when its forward runs.
+        """
+        around = self._parents.get(slot.module, slot.module)
+        own = slot.attribute in ("weight", "bias") or around in self._layers or slot.module in self._layers
+        return slot.module if own else around
 
 
 class Weights(Protocol):
@@ -131,7 +142,7 @@ class Widened:
         self._scratch = _Scratch()
         by_module: dict[nn.Module, list[Slot]] = {}
         for wide in mine:
-            by_module.setdefault(wide.module, []).append(wide)
+            by_module.setdefault(places.reader_of(wide), []).append(wide)
         for module, slots in by_module.items():
             module.register_forward_pre_hook(self._widen(slots))
             module.register_forward_hook(self._clear(slots), always_call=True)

@@ -31,6 +31,7 @@ CALLS: dict[str, Callable[..., Any]] = {
     "every": _every,  # every(n, layers, a, b): a on each n-th layer, b on the others
     "head": _head,  # head(k, layers, a, b): a on the first k layers, b on the others
     "cycle": lambda items, length: [items[i % len(items)] for i in _items(length)],
+    "each": lambda value, length: value if isinstance(value, list) else [value for _ in _items(length)],
     "const": lambda value, length: [value for _ in _items(length)],
     "flags": _flags,  # flags(cfg.no_rope_layers, a, b): a where the item is true, b elsewhere
     "sqrt": math.sqrt, "int": int, "min": min, "max": max, "len": len,

@@ -22,12 +22,14 @@ class Entry:
 
     Attributes:
         flat: the checkpoint has the first two axes as one.
+        row: it has the vector as the one row of a matrix.
     """
 
     parameter: Parameter
     sources: tuple[str, ...]
     transpose: bool
     flat: bool = False
+    row: bool = False
 
     @property
     def source(self) -> str:
@@ -37,10 +39,9 @@ class Entry:
     @property
     def stored(self) -> tuple[int, ...]:
         """The parameter's shape as the model holds it: turned round where the rule transposes."""
-        if not self.transpose or len(self.parameter.shape) < 2:
-            return self.parameter.shape
-        *outer, out, into = self.parameter.shape
-        return (*outer, into, out)
+        *outer, out, into = (1, *self.parameter.shape)
+        turned = (*outer, into, out) if self.transpose and self.parameter.kind == "linear" else (*outer, out, into)
+        return turned[1:]
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -50,6 +51,8 @@ class Entry:
         first, *rest = self.stored
         if len(self.sources) > 1:
             return tuple(rest) if len(self.sources) == first else (rest[0] * first // len(self.sources), *rest[1:])
+        if self.row:
+            return (1, *self.stored)
         return (first * rest[0], *rest[1:]) if self.flat else self.stored
 
 
@@ -111,8 +114,14 @@ def layout(blueprint: Blueprint) -> dict[str, Entry]:
     entries = {}
     for parameter in blueprint.parameters().values():
         rule, _ = rule_for(blueprint, parameter.module)
-        entries[parameter.name] = Entry(parameter, sources(blueprint, parameter)[0], rule.transpose, rule.flat)
+        entries[parameter.name] = Entry(
+            parameter, sources(blueprint, parameter)[0], rule.transpose, rule.flat, rule.row
+        )
     return entries
+
+
+def _entry(parameter: Parameter, names: tuple[str, ...], rule: WeightRule) -> Entry:
+    return Entry(parameter, names, rule.transpose, rule.flat, rule.row)
 
 
 def make_ledger(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> Ledger:
@@ -162,7 +171,7 @@ def _match(blueprint: Blueprint, available: Mapping[str, tuple[int, ...]]) -> _M
         best = max(found, key=lambda each: sum(name is not None for name in each) / len(each))
         complete = tuple(name for name in best if name is not None)
         if len(complete) == len(best):
-            entries[parameter.name] = Entry(parameter, complete, rule.transpose, rule.flat)
+            entries[parameter.name] = _entry(parameter, complete, rule)
         elif complete:
             lacking = names[found.index(best)][best.index(None)]
             missing.append(f"{parameter.name} (as {lacking})")

@@ -22,6 +22,7 @@ class WeightRule(Strict):
     groups: Literal["1", "4", "heads", "kv_heads", "rows"] = Field("1", description="How often the order repeats: once, four times (CodeGen's shards), by head, or by row.")  # fmt: skip  # noqa: E501
     bias: str | None = Field(None, description="Where the bias lies, if not beside the weight; a path that ends in ! is the tensor itself.")  # fmt: skip  # noqa: E501
     parts: dict[str, str] = Field({}, description="Of a fused projection that is stored in parts: what stands for {part} in src. Gives the order, too.")  # fmt: skip  # noqa: E501
+    row: bool = Field(False, description="A vector stored as the one row of a matrix (ERNIE 4.5).")
     flat: bool = Field(False, description="Stored with the experts' rows below each other, [experts * rows, …] (DBRX).")
 
     @model_validator(mode="before")

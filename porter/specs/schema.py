@@ -75,7 +75,7 @@ class Attention(Strict):
     after_norm: bool = Field(False, description="A norm on the stream, after the branch is added (GPT, OPT-350m).")
     bias_qkv: bool = Field(False, description="q, k and v have biases.")
     bias_o: bool = Field(False, description="The output projection has a bias.")
-    clip_qkv: float | None = Field(None, gt=0, description="q, k, v are clipped to [-c, c] (OLMo).")
+    clip_qkv: float | None = Field(None, gt=0, description="q, k, v are clipped to [-c, c], after norms (OLMo).")
     scale: float = Field(description="Factor on the scores; usually head_dim ** -0.5.")
     scale_on: Literal["scores", "query", "product"] = Field("scores", description="scores: after q·k; query: before it (OPT); product: within q·k, rounded once, ALiBi added there too (BLOOM).")  # fmt: skip  # noqa: E501
     scores_dtype: Rounding = Field("act", description="Dtype of the product q·k (GPT-J, GPT-Neo: fp32).")

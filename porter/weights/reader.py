@@ -63,7 +63,7 @@ class WeightReader:
         entry = self.ledger.entries[parameter]
         if len(entry.sources) == 1:
             whole = self._read(entry.source, dtype, device, parameter)
-            return whole.view(entry.stored) if entry.flat else whole
+            return whole.view(entry.stored) if entry.flat or entry.row else whole
         stacked = torch.empty((len(entry.sources), *entry.shape), dtype=dtype, device=device)
         for at, source in enumerate(entry.sources):
             stacked[at] = self._read(source, dtype, device, parameter)

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache as HfCache
 
 from porter.comparison.behaviour.routes import PADDING, Route
+from porter.models.attention import clip_heads
 from porter.models.decoder import Decoder
 from porter.models.matmul import quick_matmul
 from porter.models.positions import Cache, LayerCache, Positions
@@ -80,6 +81,9 @@ class PortRoutes:
                 computed.append({})
                 after.append(self.decoder.layer(index, x_BTD, positions, cache, computed[-1].__setitem__))
         nodes = dict(zip(CACHED, ("attn.k_rope", "attn.v"), strict=True))
+        spec = self.decoder.blueprint.blocks[index].attn
+        for each in computed:
+            each["attn.v"] = clip_heads(each["attn.v"], spec)
         shown = {name: torch.cat([each[node] for each in computed], dim=1) for name, node in nodes.items()}
         clip = self.decoder.blueprint.blocks[index].attn.clip_qkv
         shown["values"] = shown["values"] if clip is None else shown["values"].clamp(-clip, clip)
