@@ -39,9 +39,10 @@ class Entry:
     @property
     def stored(self) -> tuple[int, ...]:
         """The parameter's shape as the model holds it: turned round where the rule transposes."""
-        *outer, out, into = (1, *self.parameter.shape)
-        turned = (*outer, into, out) if self.transpose and self.parameter.kind == "linear" else (*outer, out, into)
-        return turned[1:]
+        if not self.transpose or self.parameter.kind != "linear":
+            return self.parameter.shape
+        *outer, out, into = self.parameter.shape
+        return (*outer, into, out)
 
     @property
     def shape(self) -> tuple[int, ...]:
