@@ -26,7 +26,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe: experts under the hub's name, mlp_only_layers, rope_scaling null":
         ("qwen3_moe", {"head_dim": 24, "rope_theta": 1e7, "rope_scaling": None, "mlp_only_layers": [2],
                        "moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2,
-                       "norm_topk_prob": True, "rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": None}),
+                       "norm_topk_prob": True, "rms_norm_eps": 1e-6, "use_sliding_window": False,
+                       "sliding_window": None}),
     "glm4_moe: partial_rotary_factor at the top":
         ("glm4_moe", {"head_dim": 24, "rope_theta": 1e6, "partial_rotary_factor": 0.25, "rope_scaling": None,
                       "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "use_qk_norm": True,
