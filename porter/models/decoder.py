@@ -237,8 +237,8 @@ def prefixed(tap: Tap, layer: int) -> Tap:
 
 
 def check_length(blueprint: Blueprint, length: int) -> None:
-    """Refuses more positions than a learned table has rows."""
-    if blueprint.embed.positions == "learned" and length > blueprint.dims.max_pos:
+    """Refuses more positions than a table has rows; sinusoidal ones are HF's table of that many (CTRL)."""
+    if blueprint.embed.positions in ("learned", "sinusoidal") and length > blueprint.dims.max_pos:
         raise UsageError(
             f"{length} tokens are more than the position table of {blueprint.family} holds",
             f"at most {blueprint.dims.max_pos}",

@@ -10,6 +10,7 @@ from porter.models.modules import Linear, Normalize, Table
 from porter.models.moe import Moe
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
+from porter.models.sinusoids import sinusoids
 from porter.specs.blueprint import Blueprint
 
 
@@ -95,6 +96,9 @@ class Embedding(nn.Module):
             x_BTD = self.project_in(x_BTD)
         if self.spec.positions == "learned":
             x_BTD = x_BTD + F.embedding(positions.ids_BT + self.spec.pos_offset, self.pos.weight)
+        elif self.spec.positions != "none":
+            table_BTD = sinusoids(self.spec.positions, positions.ids_BT + self.spec.pos_offset, x_BTD.shape[-1])
+            x_BTD = x_BTD + table_BTD.to(x_BTD.dtype)
         if self.spec.norm:
             x_BTD = self.embed_norm(x_BTD)
         tap("embed.out", x_BTD)

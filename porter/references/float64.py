@@ -35,6 +35,7 @@ class Float64(TorchFunctionMode):
             return args[0].double()
         if any(value is torch.float32 for value in args):
             args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-        if given.get("dtype") is torch.float32:
+        unsaid = func is torch.full and "dtype" not in given and isinstance(args[1], float)  # the default: float32
+        if unsaid or given.get("dtype") is torch.float32:
             given["dtype"] = torch.float64
         return func(*args, **given)

@@ -15,6 +15,7 @@ SWAPS: dict[str, dict[Any, Any]] = {
     "rope.style": {"half": "interleaved", "interleaved": "half"},
     "attn.qk_norm.when": {"before_rope": "after_rope", "after_rope": "before_rope"},
     "attn.scale_on": {"scores": "query", "query": "scores", "product": "scores"},
+    "positions": {"sinusoidal": "sinusoidal_closed", "sinusoidal_closed": "sinusoidal"},
     "linear_bias": {"fused": "separate", "separate": "fused"},
     "alibi.kind": {"bloom": "mpt", "mpt": "bloom"},
     "add_order": {"residual_first": "branches_first", "branches_first": "residual_first"},
@@ -92,6 +93,8 @@ def _embed_changes(blueprint: Blueprint) -> Iterator[Change]:
     if embed.scale is not None:
         tried.append(("scale", embed.scale, 1.0))
         tried.append(("scale_rounding", embed.scale_rounding, SWAPS["scale_rounding"][embed.scale_rounding]))
+    if embed.positions.startswith("sinusoidal"):
+        tried.append(("positions", embed.positions, SWAPS["positions"][embed.positions]))
     if embed.pos_offset:
         tried.append(("pos_offset", embed.pos_offset, 0))
     if embed.norm:

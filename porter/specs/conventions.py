@@ -37,7 +37,8 @@ def _embedding(blueprint: Blueprint) -> str:
 def _positions(blueprint: Blueprint) -> str:
     offset = blueprint.embed.pos_offset
     past = f", {offset} rows skipped" if offset else ""
-    return f"+ learned positions{past}" if blueprint.embed.positions == "learned" else ""
+    kind = {"sinusoidal_closed": "sinusoidal"}.get(blueprint.embed.positions, blueprint.embed.positions)
+    return "" if kind == "none" else f"+ {kind} positions{past}"
 
 
 def _norm(norm: Norm) -> str:

@@ -19,8 +19,8 @@ class Embed(Strict):
 
     scale: float | None = Field(None, description="Factor on the embedding; Gemma: sqrt(hidden). null: none.")
     scale_rounding: Literal["act", "none"] = Field("act", description="act: the factor is rounded to the activations' dtype first (Gemma); none: it stays a Python float (Granite).")  # fmt: skip  # noqa: E501
-    positions: Literal["none", "learned"] = Field("none", description="learned: a position table is added (GPT-2).")
-    pos_offset: int = Field(0, ge=0, description="Rows skipped in the position table (OPT: 2).")
+    positions: Literal["none", "learned", "sinusoidal", "sinusoidal_closed"] = Field("none", description="What is added by position: a learned table (GPT-2), or sines and cosines of frequencies from 1 down to 1/10000, which itself is left out (CTRL) or is the last (closed: XGLM).")  # fmt: skip  # noqa: E501
+    pos_offset: int = Field(0, ge=0, description="Added to positions: rows skipped in the table (OPT: 2).")
     norm: bool = Field(False, description="A norm right after the embedding (BLOOM).")
     width: int | None = Field(None, gt=0, description="Columns of the token table; where they are not the stream's, a projection leads in and one out (OPT-350m). null: the stream's.")  # fmt: skip  # noqa: E501
 

@@ -18,8 +18,9 @@ from tests.models.tiny import random_ids, tiny
         lambda x: torch.arange(3, dtype=torch.float32),
         lambda x: torch.tensor([1.0], dtype=torch.float32) + x,
         lambda x: x.to("cpu", torch.float32),
+        lambda x: torch.full((), 0.1),
     ],
-    ids=["float()", "to", "to dtype=", "softmax", "arange", "tensor", "to device"],
+    ids=["float()", "to", "to dtype=", "softmax", "arange", "tensor", "to device", "full of a float"],
 )
 def test_float32_means_float64(call) -> None:
     x = torch.tensor([0.1, 0.2], dtype=torch.float64)[:1]

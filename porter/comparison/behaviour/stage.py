@@ -137,7 +137,8 @@ def _reason_not_to_write(build: Build) -> str | None:
 def _room(build: Build) -> int:
     """Tokens of the prompt that the text may follow."""
     blueprint = build.blueprint
-    return min(TOKENS, blueprint.dims.max_pos - WORDS) if blueprint.embed.positions == "learned" else TOKENS
+    has_table = blueprint.embed.positions in ("learned", "sinusoidal")
+    return min(TOKENS, blueprint.dims.max_pos - WORDS) if has_table else TOKENS
 
 
 def _write(build: Build, ops: OpsName, sides: Sides, ids: Sequence[int]) -> Tensor:
