@@ -32,7 +32,8 @@ PUBLISHED = {  # elements of the safetensors on the hub, a tied head counted onc
     "olmoe-1b-7b": 6_919_161_856, "gpt-oss-20b": 20_914_757_184, "dbrx-base": 131_596_523_520,
     "gpt-neo-1.3b": 1_315_575_808, "opt-125m": 125_239_296,
     "opt-350m": 331_196_416, "biogpt": 346_763_264, "bloom-560m": 559_214_592, "bloom-7b1": 7_069_016_064,
-    "mpt-7b": 6_649_286_656, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952, "xglm-564m": 564_463_616, "stablelm-2-12b": 12_143_185_920,
+    "mpt-7b": 6_649_286_656, "falcon-7b": 6_921_720_704, "falcon-40b": 41_303_293_952, "xglm-564m": 564_463_616,
+    "stablelm-2-12b": 12_143_185_920,
     "stablelm-3b-4e1t": 2_795_443_200, "stablelm-2-1.6b": 1_644_515_328,
 }  # fmt: skip
 CORRECTION = "e_score_correction_bias"  # of routers: HF keeps it in a buffer
