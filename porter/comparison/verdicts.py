@@ -53,7 +53,8 @@ FAIL_ON = ("warn", "exact", "missing")
 _SUSPECTS = (  # node ending -> the axes that act between it and the nodes before it
     ("embed.out", "embed.scale, embed.scale_rounding, embed.positions, embed.pos_offset, embed.norm"),
     ("attn.norm", "norm.*"), ("q_norm", "norm.*, block.attn.qk_norm"), ("k_norm", "norm.*, block.attn.qk_norm"),
-    ("mlp.norm", "norm.*"), ("post_norm", "norm.*"), ("after_norm", "norm.*"), ("final.norm", "norm.*"),
+    ("mlp.norm", "norm.*"), ("inner_norm", "norm.*"), ("post_norm", "norm.*"), ("after_norm", "norm.*"),
+    ("final.norm", "norm.*"),
     ("q_rope", "block.rope.*, block.attn.qk_norm, scale_on, temperature"),
     ("k_rope", "block.rope.*, block.attn.qk_norm"),
     ("attn.ctx", "block.rope.*, block.alibi, block.attn.scale, softcap, window, qk_norm"),

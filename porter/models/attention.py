@@ -26,6 +26,7 @@ class Attention(nn.Module):
     o: Linear
     q_norm: Normalize
     k_norm: Normalize
+    inner_norm: Normalize
 
     def __init__(self, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops) -> None:
         super().__init__()
@@ -62,6 +63,9 @@ class Attention(nn.Module):
         ctx_BTHK = self._attend(q_BHTK, k_BGTK, v_BGTK, positions)
         ctx_BTD = ctx_BTHK.reshape(*x_BTD.shape[:-1], -1).contiguous()
         tap("attn.ctx", ctx_BTD)
+        if self.block.attn.inner_norm:
+            ctx_BTD = self.inner_norm(ctx_BTD)
+            tap("attn.inner_norm", ctx_BTD)
         out_BTD: Tensor = self.o(ctx_BTD)
         return out_BTD
 

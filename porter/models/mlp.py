@@ -4,7 +4,7 @@ from torch import Tensor, nn
 
 from porter.models.activations import Activation
 from porter.models.attention import Tap
-from porter.models.modules import Linear, make_norms, make_projections, split_gate_up
+from porter.models.modules import Linear, Normalize, make_norms, make_projections, split_gate_up
 from porter.models.ops import Ops
 from porter.specs.blueprint import activation_tensors
 from porter.specs.rules import Weights
@@ -18,6 +18,7 @@ class Mlp(nn.Module):
     up: Linear
     gate_up: Linear
     down: Linear
+    inner_norm: Normalize
 
     def __init__(
         self, scope: str, block: Block, dims: Dims, rules: Weights, ops: Ops, norm: Norm | None = None
@@ -37,6 +38,7 @@ class Mlp(nn.Module):
                 self.add_module(name, module)
         for name, linear in make_projections(scope, block, dims, rules):
             self.add_module(name, linear)
+        self.normalizes_act = scope == "mlp" and block.mlp.inner_norm
         own_tensors = scope == "mlp" and bool(activation_tensors(block))
         self.act = Activation(self.act_name) if own_tensors else None
 
@@ -57,6 +59,9 @@ class Mlp(nn.Module):
             else:
                 act_BTF = self.act(gate_BTF) * up_BTF
         tap(f"{self.scope}.act", act_BTF)
+        if self.normalizes_act:
+            act_BTF = self.inner_norm(act_BTF)
+            tap(f"{self.scope}.inner_norm", act_BTF)
         out_BTD: Tensor = self.down(act_BTF)
         tap(f"{self.scope}.out", out_BTD)
         return out_BTD

@@ -12,11 +12,12 @@ from torch.utils.hooks import RemovableHandle
 from porter.models.attention import split_qkv
 from porter.models.modules import split_gate_up
 from porter.specs.blueprint import Blueprint, norms, projections
-from porter.specs.ledger import rule_for, without_prefix
+from porter.specs.ledger import place, rule_for, without_prefix
 
 Split = Callable[[Tensor], dict[str, Tensor]]
 Note = Callable[[Tensor, Split], None]  # (a tensor that the model computes with, the nodes that it is)
 Modules = Mapping[str, nn.Module]
+_CLIPPED = ("attn.q", "attn.k", "attn.v", "attn.qkv", "attn.q_norm", "attn.k_norm")  # what may be written to then
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,19 @@ class Hook:
 
     Attributes:
         argument: which of the inputs.
+        kept: the model goes on with a copy of the output, as it may write to it (OLMo clips so).
     """
 
     module: nn.Module
     of_input: bool
     split: Split
     argument: int = 0
+    kept: bool = False
 
     def attach(self, note: Note) -> RemovableHandle:
-        def see(value: Any) -> None:
+        def see(value: Any) -> Tensor | None:
             note(value[0] if isinstance(value, tuple) else value, self._split_rows)
+            return value.clone() if self.kept else None
 
         if self.of_input:
             return self.module.register_forward_pre_hook(lambda _module, args: see(args[self.argument]))
@@ -56,7 +60,8 @@ def hooks_of_layer(modules: Modules, blueprint: Blueprint, layer: int) -> list[H
     for name, of_input, split in _plan(blueprint, layer):
         module = _find(modules, blueprint, f"layers.{layer}.{name}")
         if module is not None:
-            hooks.append(Hook(module, of_input, split))
+            clipped = blueprint.blocks[layer].attn.clip_qkv is not None and name in _CLIPPED
+            hooks.append(Hook(module, of_input, split, kept=clipped))
     return [*hooks, *_hooks_of_experts(modules, blueprint, layer)]
 
 
@@ -78,11 +83,6 @@ def _hooks_of_experts(modules: Modules, blueprint: Blueprint, layer: int) -> lis
                 found.append(Hook(around, False, _tokens("mlp.out")))
             return found
     return []
-
-
-def _copied(split: Split) -> Split:
-    """Of a copy: HF clips what it was given in place."""
-    return lambda value: split(value.clone())
 
 
 def _widened(split: Split) -> Split:
@@ -114,18 +114,17 @@ def _plan(blueprint: Blueprint, layer: int) -> Iterator[tuple[str, bool, Split]]
     """(module by porter's name, input or output, the nodes it shows)."""
     block = blueprint.blocks[layer]
     for name in norms(block, blueprint.norm, blueprint.dims):
-        split = _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
-        yield name, False, split if block.attn.clip_qkv is None else _copied(split)
+        yield name, False, _heads(name, blueprint) if name.endswith(("q_norm", "k_norm")) else _named(name)
     for name, (_, _, bias) in projections(block, blueprint.dims, blueprint.weights).items():
         if not bias or blueprint.weights.block[name].bias is None:  # else HF's module shows it without its bias
             split = _output(name, blueprint)
-            split = split if block.attn.clip_qkv is None else _copied(split)
             scored_wide = block.moe is not None and block.moe.router.score_dtype == "fp32"
             yield name, False, _widened(split) if name == "moe.router" and scored_wide else split
-    yield "attn.o", True, _named("attn.ctx")
+    yield "attn.inner_norm" if block.attn.inner_norm else "attn.o", True, _named("attn.ctx")
     for scope in ("mlp", "moe.shared"):
         if _has(blueprint, layer, f"{scope}.down"):
-            yield f"{scope}.down", True, (_tokens if scope == "moe.shared" else _named)(f"{scope}.act")
+            reader = f"{scope}.inner_norm" if _has(blueprint, layer, f"{scope}.inner_norm") else f"{scope}.down"
+            yield reader, True, (_tokens if scope == "moe.shared" else _named)(f"{scope}.act")
     entries = ("mlp.norm", "mlp.gate_up", "mlp.gate", "mlp.up", "moe.router")
     entry = next(name for name in entries if _has(blueprint, layer, name))
     if block.topology == "sequential" and entry != "moe.router":  # whose input HF flattens
@@ -182,7 +181,7 @@ def _heads(name: str, blueprint: Blueprint) -> Split:
 def _find(modules: Modules, blueprint: Blueprint, name: str) -> nn.Module | None:
     """HF's module of that parameter, under any of its rule's names; of a list with one for each head, its owner."""
     rule, prefix = rule_for(blueprint, name)
-    wanted = (without_prefix(blueprint, prefix + source.partition(".{h}")[0]) for source in rule.src)
+    wanted = (without_prefix(blueprint, place(prefix, source.partition(".{h}")[0], name)) for source in rule.src)
     path = next((path for path in wanted if path in modules), None)
     if path is not None and isinstance(modules[path], nn.ModuleList):
         path = path.rpartition(".")[0]

@@ -142,6 +142,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
     yield "attn.scale", attn.scale, attn.scale * 1.05
     if attn.scale != 1.0:
         yield "attn.scale_on", attn.scale_on, SWAPS["attn.scale_on"][attn.scale_on]
+    if attn.inner_norm:
+        yield "attn.inner_norm", True, False
     if attn.after_norm:
         yield "attn.after_norm", True, False
     if attn.window is not None:
@@ -181,6 +183,8 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
         yield "mlp.act", mlp.act, SWAPS["mlp.act"][mlp.act]
     else:
         yield from _moe_changes(block.moe)
+    if mlp.inner_norm:
+        yield "mlp.inner_norm", True, False
     if mlp.after_norm:
         yield "mlp.after_norm", True, False
     if block.residual_scale != 1.0:

@@ -157,12 +157,16 @@ def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, tuple[i
             full, own = attn.qk_norm.over == "full", attn.qk_norm.weight_per_head
             shape = (heads * dims.head_dim,) if full else (heads, dims.head_dim) if own else (dims.head_dim,)
             found[name] = (attn.qk_norm, shape)
+    if attn.inner_norm:
+        found["attn.inner_norm"] = (norm, (dims.heads * dims.head_dim,))
     if attn.post_norm:
         found["attn.post_norm"] = (norm, width)
     if attn.after_norm:
         found["attn.after_norm"] = (norm, width)
     if mlp.pre_norm is True:
         found["mlp.norm"] = (norm, width)
+    if mlp.inner_norm:
+        found["mlp.inner_norm"] = (norm, (dims.ffn,))
     if mlp.post_norm:
         found["mlp.post_norm"] = (norm, width)
     if mlp.after_norm:

@@ -48,12 +48,13 @@ def _norm(norm: Norm) -> str:
 
 def _placement(block: Block) -> str:
     sides = {(True, False): "pre", (True, True): "pre and post", (False, True): "post", (False, False): "none"}
+    inner = ", norms within the branches" if block.attn.inner_norm or block.mlp.inner_norm else ""
     after = ", norms after the sums" if block.attn.after_norm or block.mlp.after_norm else ""
     shared = ", one norm shared" if block.mlp.pre_norm == "shared" else ""
     order = ", (attn + mlp) + x" if block.add_order == "branches_first" else ", (x + attn) + mlp"
     scale = f", branches × {block.residual_scale:g}" if block.residual_scale != 1 else ""
     order = order if block.topology == "parallel" else ""
-    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{after}{shared}{order}{scale}"
+    return f"{block.topology}, {sides[block.attn.pre_norm, block.attn.post_norm]}{inner}{after}{shared}{order}{scale}"
 
 
 def _rope(blueprint: Blueprint) -> str:

@@ -45,9 +45,10 @@ EVALUATED = ("dims", "embed", "norm", "block", "final_norm", "head", "patterns",
 RULES = {
     "globals": ("embed", "pos", "project_in", "embed_norm", "final_norm", "project_out", "head"),
     "block": (
-        "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm", "attn.post_norm",
-        "attn.after_norm", "attn.sinks",
-        "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.act", "mlp.post_norm", "mlp.after_norm",
+        "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm",
+        "attn.inner_norm", "attn.post_norm", "attn.after_norm", "attn.sinks",
+        "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.act", "mlp.inner_norm", "mlp.post_norm",
+        "mlp.after_norm",
         "moe.router", "moe.correction", "moe.gate", "moe.up", "moe.gate_up", "moe.down",
         "moe.shared.gate", "moe.shared.up", "moe.shared.gate_up", "moe.shared.down", "moe.shared_gate",
     ),

@@ -93,7 +93,19 @@ def sources(blueprint: Blueprint, parameter: Parameter) -> list[tuple[str, ...]]
     suffix = parameter.name.rpartition(".")[2]
     if suffix == "bias" and rule.bias is not None:
         return [(prefix + _tensor(rule.bias, "weight" if rule.bias.endswith("!") else suffix),)]
-    return [tuple(prefix + _tensor(each, suffix) for each in _expand(rule, source, parameter)) for source in rule.src]
+    return [
+        tuple(place(prefix, _tensor(each, suffix), parameter.name) for each in _expand(rule, source, parameter))
+        for source in rule.src
+    ]
+
+
+def place(prefix: str, source: str, name: str) -> str:
+    """A rule's source as a path of the checkpoint: below the layer's prefix, unless it starts with /.
+
+    Args:
+        name: of the parameter or module, layers.3.attn.q, whose layer stands for {i}.
+    """
+    return source[1:].replace("{i}", name.split(".")[1]) if source.startswith("/") else prefix + source
 
 
 def _expand(rule: WeightRule, source: str, parameter: Parameter) -> Iterator[str]:

@@ -13,7 +13,8 @@ class WeightRule(Strict):
     src: tuple[str, ...] = Field(
         strict=False,
         description="Source module; several are alternatives, the first present wins. A path that ends in ! is the "
-        "tensor itself, its bias beside it with _bias. {e}: one for each expert, {h}: for each head, stacked.",
+        "tensor itself, its bias beside it with _bias. {e}: one for each expert, {h}: for each head, stacked. "
+        "A path that starts with / does not stand below `layer`; {i} is the layer's number there.",
     )
     transpose: bool = Field(False, description="Stored [in, out] (GPT-2's Conv1D).")
     order: tuple[str, ...] = Field(

@@ -71,6 +71,7 @@ class Attention(Strict):
     """Self-attention and the norms around it."""
 
     pre_norm: bool = Field(True, description="A norm before the branch.")
+    inner_norm: bool = Field(False, description="A norm on the context, before the output projection (BitNet).")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added (Gemma 2, OLMo 2).")
     after_norm: bool = Field(False, description="A norm on the stream, after the branch is added (GPT, OPT-350m).")
     bias_qkv: bool = Field(False, description="q, k and v have biases.")
@@ -96,6 +97,7 @@ class Mlp(Strict):
     """Feed-forward branch and the norms around it."""
 
     pre_norm: Literal[True, False, "shared"] = Field(True, description="A norm before the branch; shared: attention's.")
+    inner_norm: bool = Field(False, description="A norm on the activation, before the down projection (BitNet).")
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
     after_norm: bool = Field(False, description="A norm on the stream, after the branch is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")

@@ -20,7 +20,12 @@ def lanes(family: str, dtype: torch.dtype):
     return build, HfReference(build.blueprint, build.checkpoint(), dtype, CPU), port
 
 
-BOTH = [*((family, torch.float32) for family in FAMILIES), ("gemma3", torch.bfloat16), ("phi3", torch.bfloat16)]
+NORMS_AND_CLIPS = ["apertus", "bitnet", "cohere", "exaone", "nanochat", "olmo", "olmo3"]  # where HF does it otherwise
+BOTH = [
+    *((family, torch.float32) for family in (*FAMILIES, *NORMS_AND_CLIPS)),
+    ("gemma3", torch.bfloat16),
+    ("phi3", torch.bfloat16),
+]
 
 
 @pytest.mark.parametrize(("family", "dtype"), BOTH, ids=str)

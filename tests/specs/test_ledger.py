@@ -48,6 +48,21 @@ def test_a_bias_may_lie_elsewhere_and_a_source_depend_on_the_config() -> None:
         }  # fmt: skip
 
 
+def test_a_path_from_the_root_leaves_the_layers_prefix() -> None:
+    own, llamas = shapes(tiny("exaone")), shapes(tiny("llama"))
+    assert "transformer.h.2.attn.attention.out_proj.weight" in own and "transformer.h.2.mlp.c_fc_0.weight" in own
+    blueprint = tiny("exaone")  # as HF saves it from memory: under Llama's names
+    renamed = {name: shape for name, shape in llamas.items() if "self_attn" not in name}
+    for i in range(3):
+        q, kv = (96, 96), (48, 96)
+        for part, shape in (("q", q), ("k", kv), ("v", kv), ("o", q)):
+            renamed[f"model.layers.{i}.self_attn.{part}_proj.weight"] = shape
+            renamed[f"model.layers.{i}.self_attn.{part}_proj.bias"] = shape[:1]
+    ledger = make_ledger(blueprint, renamed)
+    assert ledger.entries["layers.2.attn.o.weight"].source == "model.layers.2.self_attn.o_proj.weight"
+    assert ledger.entries["layers.0.mlp.up.bias"].source == "model.layers.0.mlp.up_proj.bias"
+
+
 def test_experts_are_stacked_from_a_tensor_each_or_lie_stacked() -> None:
     blueprint = tiny("mixtral")
     files, entry = shapes(blueprint), layout(blueprint)["layers.1.moe.gate_up.weight"]

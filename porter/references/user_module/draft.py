@@ -32,7 +32,7 @@ _OUTPUT_OF = {  # node -> the part whose product it is
     "attn.q": "attn.q", "attn.k": "attn.k", "attn.v": "attn.v", "attn.out": "attn.o", "mlp.gate": "mlp.gate",
     "mlp.up": "mlp.up", "mlp.out": "mlp.down", "attn.norm": "attn.norm", "mlp.norm": "mlp.norm",
     "attn.q_norm": "attn.q_norm", "attn.k_norm": "attn.k_norm", "attn.post_norm": "attn.post_norm",
-    "mlp.post_norm": "mlp.post_norm",
+    "mlp.post_norm": "mlp.post_norm", "attn.inner_norm": "attn.inner_norm", "mlp.inner_norm": "mlp.inner_norm",
 }  # fmt: skip
 _INPUT_OF = {"attn.ctx": "attn.o", "mlp.act": "mlp.down", "resid_mid": "mlp.norm"}  # node -> the part that reads it
 _IMPLIED = frozenset(["embed.out", "resid_post", "logits"])  # what goes in and out of layers and module needs no line

@@ -26,7 +26,8 @@ from porter.specs.located import Map, read_map
 OUTSIDE = ("embed.out", "final.norm", "logits")
 INSIDE = (
     "attn.norm", "attn.q", "attn.k", "attn.v", "attn.q_norm", "attn.k_norm", "attn.q_rope", "attn.k_rope", "attn.ctx",
-    "attn.out", "attn.post_norm", "resid_mid", "mlp.norm", "mlp.gate", "mlp.up", "mlp.act", "mlp.out", "mlp.post_norm",
+    "attn.inner_norm", "attn.out", "attn.post_norm", "resid_mid", "mlp.norm", "mlp.gate", "mlp.up", "mlp.act",
+    "mlp.inner_norm", "mlp.out", "mlp.post_norm",
 )  # fmt: skip
 _OTHER_SCOPES = ("moe.", "ssm.", "mla.")  # nodes of families with other branches
 _OF_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
