@@ -111,6 +111,14 @@ def test_heads_in_another_order_fail_until_they_are_declared() -> None:
     assert (report.verdict, report.proposals) == ("PASS", ()), report.sentence
 
 
+def test_a_small_error_in_the_right_layout_proposes_nothing() -> None:
+    model = users("my_llama").load(tiny("llama").checkpoint())
+    model.layers[0].attention_norm.eps *= 2
+    report = run("llama", port=model, tokens=30, stages=["semantics"])
+    assert report.first_fail.name == "layers.0.attn.norm" and report.first_fail.local.e_port < 1e-3
+    assert report.proposals == ()
+
+
 def users(name: str) -> ModuleType:
     """A file of the users' modules, imported as it would be from their folder."""
     sys.path.insert(0, str(MODULES))
@@ -221,7 +229,7 @@ def test_weights_that_were_rounded_or_changed_are_told() -> None:
     assert check.status == "WARN" and check.detail.endswith("rounded to a narrower dtype than the checkpoint's")
     assert report.exit_code == 1
     model = users("my_llama").load(tiny("llama").checkpoint())
-    model.layers[0].w2.weight.data *= 1.5
+    model.layers[0].w2.weight.data[3] *= 1.5  # a row of 96
     report = run("llama", port=model, tokens=20, stages=["semantics"])
     (check,) = [check for check in report.preflight if check.name == "weights.module"]
     assert (check.status, report.first_fail.name) == ("NOT_COMPARED", "layers.0.mlp.out")

@@ -13,6 +13,8 @@ from porter.comparison.diff import diff
 from porter.comparison.map_module import map_module
 from porter.comparison.report import DiffReport
 from porter.references.user_module.draft_text import map_text
+from porter.references.user_module.lane import ModuleLane
+from porter.references.user_module.map_file import read_node_map
 from tests.models.commands import porter
 from tests.models.tiny import tiny
 
@@ -35,6 +37,26 @@ def judged(model: nn.Module, tmp_path: Path, name: str) -> tuple[str, DiffReport
     path = tmp_path / "map.yaml"
     path.write_text(map_text(draft, name, build.name))
     return path.read_text(), diff(build, port=model, map=path, stages=["semantics"])
+
+
+def test_a_layer_is_run_without_those_before_and_after_it(gpt: nn.Module) -> None:
+    build = tiny("mistral")
+    node_map = read_node_map({"layers": "h.{i}", "nodes": {"attn.out": "attn.c_proj", "final.norm": "ln_f"}})
+    lane = ModuleLane("gpt", gpt, node_map, build.blueprint, torch.float32, torch.device("cpu"))
+    lane.start(torch.arange(5)[None])
+    calls: list[str] = []
+    for path, module in gpt.named_modules():
+        if path.endswith((".attn", "ln_f")):
+            module.register_forward_hook(lambda *_, path=path: calls.append(path))
+    x_BTD = lane.embed()["embed.out"]
+    out_BTD = lane.layer(1, x_BTD)["resid_post"]
+    assert calls == ["h.1.attn"]
+    assert torch.equal(lane.output(1, x_BTD), out_BTD) and torch.equal(out_BTD, gpt.h[1](x_BTD)[0])
+    assert calls[1:] == ["h.1.attn"] * 2
+    logits_BTV = lane.head(x_BTD[:, 2:4])["logits"]
+    assert calls[3:] == ["ln_f"]
+    assert torch.equal(logits_BTV, gpt.lm_head(gpt.ln_f(x_BTD[:, 2:4])))
+    assert not any(module._forward_pre_hooks for module in gpt.modules())
 
 
 class Split(nn.Module):
