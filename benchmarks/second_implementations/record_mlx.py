@@ -1,7 +1,7 @@
 """Records what mlx-lm computes for a HF-layout folder, for porter diff --port dump:DIR.
 
     python record_mlx.py FOLDER --like DUMP --dtype float32 --out DIR
-        [--config rope_theta=100000] [--embed-scale float32]
+        [--config rope_theta=100000] [--embed-scale float32] [--layers 2]
 
 Needs mlx, mlx-cpu (or Metal), mlx-lm and numpy; not porter, whose recorder.py is imported as a file. DUMP is a dump of
 the same prompt, as porter capture writes it: its token ids are run.
@@ -40,12 +40,18 @@ def main() -> None:
         def note(name: str, value: mx.array) -> None:
             record(name, np.array(value.astype(mx.float32)))
 
+        if options.layers is not None:
+            model.model.layers = model.layers[: options.layers]
         for index, layer in enumerate(model.layers):
             tap_layer(layer, index, note)
-        tap(model.model.norm, note, gives="final.norm")
+        if options.layers is None:
+            tap(model.model.norm, note, gives="final.norm")
         if options.embed_scale == "float32":
             scale_in_float32(model)
-        note("logits", model(mx.array([ids])))
+        if options.layers is None:
+            note("logits", model(mx.array([ids])))
+        else:
+            model.model(mx.array([ids]))
 
 
 def tap(module: Any, note: Note, *, takes: str = "", gives: str = "", heads: int = 0) -> None:
@@ -125,6 +131,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--config", type=pair, action="append", default=[], metavar="KEY=JSON")
+    parser.add_argument("--layers", type=int, help="the first so many alone, without the head")
     parser.add_argument("--embed-scale", choices=["own", "float32"], default="own")
     return parser.parse_args()
 

@@ -103,6 +103,8 @@ def _of_report(report: DiffReport) -> list[str]:
 
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
+    if "dump" in report.port.details:  # porter explain changes specs, and a dump has none that it could run
+        return f"{where}; look at {suspects(fail.name)}."
     again = next_command(report)
     if "module" in report.port.details:
         return f"{where}{_of_module(report, fail)}; look at {suspects(fail.name)}; next: {_same_layer(report, fail)}"

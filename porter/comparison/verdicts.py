@@ -11,7 +11,6 @@ from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, S
 
 Limits = Mapping[str, tuple[float, float]]
 
-JUDGED_SELF_FED: tuple[StageName, ...] = ("semantics", "precision")
 THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
     "semantics": {"float32": {"rho": (4.0, 10.0)}},
     "precision": {
@@ -24,10 +23,18 @@ THRESHOLDS: dict[StageName, dict[str, dict[str, tuple[float, float]]]] = {
         "float16": {"rho_grad": (3.0, 6.0)},
     },
 }
-# Of runs with a dump in them, for which golden is run on the dump's own hidden states: of one dump, whose sides are all
-# fed the same, and of two, whose errors are those of two inputs (benchmarks/results/self_fed.csv).
+# Of runs with a dump in them, for which golden is run on the dump's own hidden states. Measured, the live ones hold: of
+# clean ports ρ is at most 1.03 and ρ_tok 1.30 in ten tiny families, whether the sides are fed alike (False) or golden
+# is run for each (True). Each fault first fails at the node at which it does live, or passes as it does there
+# (benchmarks/results/self_fed.md).
 SELF_FED: dict[bool, dict[StageName, dict[str, dict[str, tuple[float, float]]]]] = {
-    apart: {stage: {dtype: dict(limits) for dtype, limits in THRESHOLDS[stage].items()} for stage in JUDGED_SELF_FED}
+    apart: {
+        "semantics": {"float32": {"rho": (4.0, 10.0)}},
+        "precision": {
+            "bfloat16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
+            "float16": {"rho": (1.5, 3.0), "rho_tok": (2.0, 3.0)},
+        },
+    }
     for apart in (False, True)
 }
 # rho_grad: of clean ports the largest are 2.3 in float32 and 3.5 in bfloat16, both of norms of the real Gemma, whose

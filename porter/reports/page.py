@@ -1,8 +1,11 @@
 """What every page is made of: templates, figures as JSON, the places they are drawn in, an icon."""
 
+import gzip
 import json
+from base64 import b64encode
 from functools import cache
 from importlib.resources import files
+from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
@@ -27,9 +30,16 @@ def template(name: str) -> str:
 
 
 @cache
-def plotly_script() -> str:
-    """plotly.js without what no report draws (maps, 3D): 1.5 MB inside each page, not 4.8."""
+def plotly_source() -> str:
+    """plotly.js without what no report draws (maps, 3D): 1.5 MB, not 4.8."""
     return (files("porter.reports") / "vendor" / "plotly-cartesian.min.js").read_text(encoding="utf-8")
+
+
+@cache
+def plotly_script() -> str:
+    """plotly.js packed, with what unpacks it: 0.7 MB inside each page, not 1.5."""
+    packed = gzip.compress(plotly_source().encode(), compresslevel=9, mtime=0)
+    return Template(template("plotly.js")).substitute(packed=b64encode(packed).decode())
 
 
 def figures_json(figures: dict[str, go.Figure]) -> str:

@@ -19,7 +19,13 @@ PLACES = (
 )
 WIDTH = 1180  # pixels, as the pictures of the gallery
 _TIMEOUT_S = 120
-_MEASURE = "<script>addEventListener('load', function () { setTimeout(function () { document.title = 'height=' + Math.ceil(document.documentElement.getBoundingClientRect().height); }, 800); });</script>"  # noqa: E501
+_MEASURE = """<script>
+const measuring = setInterval(function () {
+  if (![...document.querySelectorAll(".figure")].every(function (place) { return place._fullLayout; })) { return; }
+  clearInterval(measuring);
+  document.title = "height=" + Math.ceil(document.documentElement.getBoundingClientRect().height);
+}, 50);
+</script>"""
 
 
 def photograph(page: str) -> bytes:

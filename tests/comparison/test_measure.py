@@ -180,3 +180,19 @@ def test_two_overflows_are_the_same_bits_and_one_is_not() -> None:
     assert tally(port, reference, golden, executor=port).exact is True
     port[0, 3, 5] = math.nan
     assert tally(port, reference, golden, executor=port).exact is False
+
+
+def test_sides_on_inputs_of_their_own_are_each_measured_from_golden_on_it() -> None:
+    port, _, golden = sides()
+    elsewhere = golden.flip(1) * 8  # golden on the reference's input, of another size
+    found = Tally("layers.0.resid_post", "precision", "bfloat16", limits={"rho": (0.5, 1e9)})
+    found.add(port, elsewhere.to(torch.bfloat16), golden, None, reference_golden=elsewhere)
+    node = found.finish()
+    assert node.local is not None
+    assert node.local.e_port == pytest.approx(rel(port, golden))
+    assert node.local.e_ref == pytest.approx(rel(elsewhere.to(torch.bfloat16), elsewhere))
+    token = (port.double() - golden).norm(dim=-1) / golden.norm(dim=-1)
+    reference_token = (elsewhere.to(torch.bfloat16).double() - elsewhere).norm(dim=-1) / elsewhere.norm(dim=-1)
+    floor = FLOORS["bfloat16"]
+    assert node.local.rho_tok == pytest.approx(float(token.max()) / max(float(reference_token.max()), floor), rel=1e-5)
+    assert node.status == "WARN"  # by the limits given

@@ -79,6 +79,7 @@
   // --- drawing
 
   function draw(place) {
+    if (!window.Plotly) { return window.plotlyReady.then(function () { return draw(place); }); }
     if (place.dataset.width && place.dataset.width !== String(place.clientWidth)) { // plotly keeps margins of the old width
       Plotly.purge(place);
       place.classList.remove("js-plotly-plot");
