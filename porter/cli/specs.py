@@ -3,6 +3,7 @@
 import click
 
 from porter.cli.spec_comparisons import diff, exact
+from porter.cli.spec_draft import draft
 
 
 @click.group()
@@ -59,3 +60,4 @@ def check(names: tuple[str, ...]) -> None:
 
 specs.add_command(exact)
 specs.add_command(diff)
+specs.add_command(draft)

@@ -1,0 +1,1 @@
+"""porter specs draft: a family file for a checkpoint that no family describes."""
