@@ -11,7 +11,7 @@ from porter.models.moe import Moe
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
 from porter.models.sinusoids import sinusoids
-from porter.specs.blueprint import Blueprint
+from porter.specs.blueprint import Blueprint, mixer_of
 
 
 def no_tap(name: str, value: Tensor) -> None:
@@ -24,7 +24,9 @@ class Layer(nn.Module):
     def __init__(self, blueprint: Blueprint, index: int, ops: Ops) -> None:
         super().__init__()
         self.block = block = blueprint.blocks[index]
-        self.attn = Attention(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
+        mixer = mixer_of(block)
+        kind: type[Attention] = Attention if mixer is None else mixer.load(ops.name)
+        self.attn = kind(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
         self.mlp = Mlp("mlp", block, blueprint.dims, blueprint.weights, ops, blueprint.norm)
         self.moe = Moe(block, blueprint.dims, blueprint.weights, ops) if block.moe else None
 

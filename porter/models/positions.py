@@ -93,11 +93,18 @@ class Positions:
         same_BSS = self._documents_BS[:, :, None] == self._documents_BS[:, None, :]
         return same_BSS.tril(-1).sum(-1)
 
-    def _make_tables(self, rope: Rope, dims: Dims, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def turns(self, rope: Rope, dims: Dims) -> Tensor:
+        """[1 or B, T, R / 2], complex64: what pairs are multiplied by, made as DeepSeek V2 makes it, by torch.polar."""
+        inv_freq, attention_factor = self._frequencies(rope, dims)
+        angles_BTF = self.ids_BT[..., None].float() * inv_freq.to(self.device)
+        return torch.polar(torch.ones_like(angles_BTF), angles_BTF) * attention_factor
+
+    def _frequencies(self, rope: Rope, dims: Dims) -> tuple[Tensor, float]:
+        """Inverse frequencies, and the factor on what is made of them."""
         scaling = rope.scaling.model_dump(exclude_none=True) if rope.scaling else {}
         if rope.original_max_pos is not None:
             scaling.setdefault("original_max_position_embeddings", rope.original_max_pos)
-        inv_freq, attention_factor = rope_frequencies(
+        return rope_frequencies(
             scaling.get("rope_type", "default"),
             theta=rope.theta,
             dim=rope.width(dims.head_dim),
@@ -105,6 +112,9 @@ class Positions:
             max_positions=dims.max_pos,
             seq_len=self._reach(),
         )
+
+    def _make_tables(self, rope: Rope, dims: Dims, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        inv_freq, attention_factor = self._frequencies(rope, dims)
         cos, sin = rope_tables(
             inv_freq,
             self.ids_BT,

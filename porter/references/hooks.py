@@ -160,6 +160,8 @@ def _output(name: str, blueprint: Blueprint) -> Split:
         return lambda value: {name: value.view(*value.shape[:-1], -1, dims.head_dim)}
     scope, _, part = name.rpartition(".")
     node = f"{scope}.out" if part in ("o", "down") else name
+    if name == "attn.kv_b":  # HF gives it a latent of one head
+        return lambda value: {name: value.flatten(1, -2)}
     return _tokens(node) if scope.startswith("moe") else _named(node)
 
 

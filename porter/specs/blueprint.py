@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from porter.specs.kinds import ACTIVATION_TENSORS, Slot, Strict
 from porter.specs.moe import Moe
+from porter.specs.plugins import Plugin, plugin_of
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
 
@@ -81,17 +82,7 @@ class Parameter:
 
 def projections(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, bool]]:
     """The linear maps of a layer: name -> (out, in, bias); fused where the checkpoint fuses them."""
-    width, kv_width = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim
-    attn, mlp = block.attn, block.mlp
-    if "attn.qkv" in rules.block:
-        maps = {"attn.qkv": (width + 2 * kv_width, dims.hidden, attn.bias_qkv)}
-    else:
-        maps = {
-            "attn.q": (width, dims.hidden, attn.bias_qkv),
-            "attn.k": (kv_width, dims.hidden, attn.bias_qkv),
-            "attn.v": (kv_width, dims.hidden, attn.bias_qkv),
-        }
-    maps["attn.o"] = (dims.hidden, width, attn.bias_o)
+    mlp, maps = block.mlp, _projections_of_attention(block, dims, rules)
     if block.moe is not None:
         return {**maps, **_projections_beside_experts(block.moe, dims, rules)}
     if mlp.gated and "mlp.gate_up" in rules.block:
@@ -102,6 +93,29 @@ def projections(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int
         maps["mlp.up"] = (dims.ffn, dims.hidden, mlp.bias)
     maps["mlp.down"] = (dims.hidden, dims.ffn, mlp.bias)
     return maps
+
+
+def _projections_of_attention(block: Block, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, bool]]:
+    if (mixer := mixer_of(block)) is not None:
+        found: dict[str, tuple[int, int, bool]] = mixer.projections(block.mixer, block, dims)
+        return found
+    width, kv_width, bias = dims.heads * dims.head_dim, dims.kv_heads * dims.head_dim, block.attn.bias_qkv
+    if "attn.qkv" in rules.block:
+        maps = {"attn.qkv": (width + 2 * kv_width, dims.hidden, bias)}
+    else:
+        maps = {"attn.q": (width, dims.hidden, bias)}
+        maps["attn.k"] = maps["attn.v"] = (kv_width, dims.hidden, bias)
+    maps["attn.o"] = (dims.hidden, width, block.attn.bias_o)
+    return maps
+
+
+def mixer_of(block: Block) -> Plugin | None:
+    """What takes the place of attention in a layer; None: attention itself."""
+    if block.mixer is None:
+        return None
+    plugin = plugin_of("mixer", block.mixer.kind)
+    assert plugin is not None  # it was there when the block was made
+    return plugin
 
 
 def _projections_beside_experts(moe: Moe, dims: Dims, rules: Weights) -> dict[str, tuple[int, int, bool]]:
@@ -152,6 +166,8 @@ def norms(block: Block, norm: Norm, dims: Dims) -> dict[str, tuple[Norm, tuple[i
     attn, mlp, width = block.attn, block.mlp, (dims.hidden,)
     if attn.pre_norm:
         found["attn.norm"] = (norm, width)
+    if (mixer := mixer_of(block)) is not None:
+        found |= mixer.norms(block.mixer, norm, dims)
     if attn.qk_norm:
         for name, heads in (("attn.q_norm", dims.heads), ("attn.k_norm", dims.kv_heads)):
             full, own = attn.qk_norm.over == "full", attn.qk_norm.weight_per_head

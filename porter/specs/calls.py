@@ -34,6 +34,6 @@ CALLS: dict[str, Callable[..., Any]] = {
     "each": lambda value, length: value if isinstance(value, list) else [value for _ in _items(length)],
     "const": lambda value, length: [value for _ in _items(length)],
     "flags": _flags,  # flags(cfg.no_rope_layers, a, b): a where the item is true, b elsewhere
-    "sqrt": math.sqrt, "int": int, "min": min, "max": max, "len": len,
+    "sqrt": math.sqrt, "log": math.log, "int": int, "min": min, "max": max, "len": len,
 }  # fmt: skip
-OF_NULL = {"sqrt", "int", "min", "max", "len"}  # arithmetic: null in, null out
+OF_NULL = {"sqrt", "log", "int", "min", "max", "len"}  # arithmetic: null in, null out

@@ -22,6 +22,7 @@ class Document(Strict):
     extends: str | None = Field(None, description="Parent family; this file is merged onto it. Default: _base.")
     model_type: str = Field(description="model_type of config.json.")
     architecture: str = Field(description="HF's class, for example GemmaForCausalLM.")
+    plugins: list[str] = Field([], description="Keys of the plugins that the spec needs: mixers, activations.")
     requires: list[str] = Field([], description="Expressions that must hold, else the config is refused.")
     config_defaults: dict[str, Any] = Field({}, description="Fills config keys that are absent; null stays null.")
     ignore_config: dict[str, str | None] = Field(
@@ -47,6 +48,7 @@ RULES = {
     "block": (
         "attn.norm", "attn.q", "attn.k", "attn.v", "attn.qkv", "attn.o", "attn.q_norm", "attn.k_norm",
         "attn.inner_norm", "attn.post_norm", "attn.after_norm", "attn.sinks",
+        "attn.q_a", "attn.q_a_norm", "attn.q_b", "attn.kv_a", "attn.kv_a_norm", "attn.kv_b",
         "mlp.norm", "mlp.gate", "mlp.up", "mlp.gate_up", "mlp.down", "mlp.act", "mlp.inner_norm", "mlp.post_norm",
         "mlp.after_norm",
         "moe.router", "moe.correction", "moe.gate", "moe.up", "moe.gate_up", "moe.down",

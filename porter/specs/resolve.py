@@ -11,6 +11,7 @@ from porter.specs.family import Family
 from porter.specs.keys import shown
 from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
 from porter.specs.overrides import Override, apply_overrides, change_layers
+from porter.specs.plugins import check_plugins
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
 from porter.specs.tree import Map, locate
@@ -98,8 +99,10 @@ def _resolve(
     norm = validate(Norm, evaluate_map(tree["norm"], names), tree, ("norm",))
     embed = validate(Embed, evaluate_map(tree["embed"], names), tree, ("embed",))
     _check_positions(tree, dims, embed)
+    check_plugins(tree["plugins"], locate(tree, ("plugins",)))
     cases = choose_cases(tree, dims, names)
     blocks = change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names)
+    _check_named(tree, blocks)
     blueprint = Blueprint(
         family=family.name,
         model_type=tree["model_type"],
@@ -174,6 +177,13 @@ def _check_positions(tree: Map, dims: Dims, embed: Embed) -> None:
             f"at most {dims.pos_rows - dims.max_pos}: dims.pos_rows are {dims.pos_rows}, dims.max_pos {dims.max_pos}",
             "Correct embed.pos_offset, or dims.pos_rows.",
         )
+
+
+def _check_named(tree: Map, blocks: Iterable[Block]) -> None:
+    """Refuses a plugin that is used without being listed: who lacks it should be told at once."""
+    for kind in {block.mixer.kind for block in blocks if block.mixer is not None}.difference(tree["plugins"]):
+        where = locate(tree, ("block", "mixer"))
+        raise SpecError(f"{where}: block.mixer is {kind!r}, a plugin", "its key listed", f"Add `plugins: [{kind}]`.")
 
 
 def _flag(tree: Map, key: str, names: Mapping[str, Any]) -> bool:

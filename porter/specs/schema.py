@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from porter.errors import closest
 from porter.specs.kinds import MlpActivation, Rounding, Strict, read_activation
 from porter.specs.moe import Moe
+from porter.specs.plugins import read_mixer
 from porter.specs.rope import Rope
 
 
@@ -117,6 +118,7 @@ class Block(Strict):
     alibi: Alibi | None = Field(None, description="ALiBi on the scores of this layer; null: none.")
     mlp: Mlp
     moe: Moe | None = Field(None, description="Experts in place of mlp's projections; null: none in this layer.")
+    mixer: Annotated[Any, BeforeValidator(read_mixer)] = Field(None, description="A plugin in place of attention's projections, by its kind, with its parameters: {kind: mla, kv_rank: 512, …}; null: none.")  # fmt: skip  # noqa: E501
 
     @model_validator(mode="after")
     def _known_combination(self) -> "Block":

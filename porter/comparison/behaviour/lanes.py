@@ -19,6 +19,7 @@ from porter.models.decoder import Decoder
 from porter.models.matmul import quick_matmul
 from porter.models.positions import Cache, LayerCache, Positions
 from porter.references.hf import HfReference
+from porter.specs.blueprint import mixer_of
 
 Streams = list[Tensor]  # [B, T, D] of each forward pass
 
@@ -80,9 +81,10 @@ class PortRoutes:
             for x_BTD, positions in zip(streams, places, strict=True):
                 computed.append({})
                 after.append(self.decoder.layer(index, x_BTD, positions, cache, computed[-1].__setitem__))
-        nodes = dict(zip(CACHED, ("attn.k_rope", "attn.v"), strict=True))
+        mixer = mixer_of(self.decoder.blueprint.blocks[index])
+        nodes = dict(zip(CACHED, ("attn.k_rope", "attn.v") if mixer is None else mixer.cached, strict=True))
         spec = self.decoder.blueprint.blocks[index].attn
-        for each in computed:
+        for each in computed if mixer is None else ():
             each["attn.v"] = clip_heads(each["attn.v"], spec)
         shown = {name: torch.cat([each[node] for each in computed], dim=1) for name, node in nodes.items()}
         clip = self.decoder.blueprint.blocks[index].attn.clip_qkv
@@ -159,7 +161,7 @@ class HfRoutes:
 
     def _once(self, cached_BHSK: Tensor) -> Tensor:
         """[B, G, S, K]: each key head once, of a cache that holds one for every query head (Falcon 40b)."""
-        return cached_BHSK[:, :: cached_BHSK.shape[1] // self.reference.blueprint.dims.kv_heads]
+        return cached_BHSK[:, :: max(1, cached_BHSK.shape[1] // self.reference.blueprint.dims.kv_heads)]
 
     def _fresh_cache(self, index: int, route: Route) -> HfCache:
         """HF's cache before the route, whose layer `index` alone will be filled."""
