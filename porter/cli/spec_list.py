@@ -4,12 +4,12 @@ import json
 
 import click
 
-from porter.specs.tree import builtin_spec_names, read_tree, spec_folder
+from porter.specs.tree import builtin_spec_names, read_own
 
 
 def print_families(*, as_json: bool) -> None:
     """A line for each family: its name, model_type and sizes."""
-    trees = {name: read_tree(spec_folder() / f"{name}.yaml") for name in builtin_spec_names()}
+    trees = {name: read_own(name) for name in builtin_spec_names()}
     if as_json:
         rows = [
             {

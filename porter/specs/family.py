@@ -9,7 +9,7 @@ from porter.errors import SpecError, closest
 from porter.specs.keys import check_tree
 from porter.specs.messages import spec_error
 from porter.specs.schema import Size
-from porter.specs.tree import OWN, Map, builtin_spec_names, read_tree, spec_folder
+from porter.specs.tree import OWN, Map, builtin_spec_names, read_own, read_tree, spec_folder
 
 
 @dataclass(frozen=True)
@@ -88,14 +88,17 @@ def find_size(name: str) -> tuple[Family, str]:
     Raises:
         SpecError: no family has it; names the closest size.
     """
-    known: dict[str, str] = {}
-    for family_name in builtin_spec_names():
-        tree = read_tree(spec_folder() / f"{family_name}.yaml")
-        known |= dict.fromkeys(tree.get("sizes", {}), family_name)
-    if name == "tiny" or name not in known:
-        names = {*known, *builtin_spec_names()} - {"tiny"}
-        raise SpecError(f"no size or family is called {name!r}", closest(name, names), "porter specs list shows all.")
-    return find_family(known[name]), name
+    for family_name in _files_that_mention(name):
+        if name != "tiny" and name in read_own(family_name)["sizes"]:
+            return find_family(family_name), name
+    sizes = (size for family_name in builtin_spec_names() for size in read_own(family_name)["sizes"])
+    names = {*sizes, *builtin_spec_names()} - {"tiny"}
+    raise SpecError(f"no size or family is called {name!r}", closest(name, names), "porter specs list shows all.")
+
+
+def _files_that_mention(text: str) -> list[str]:
+    """The families whose file has the text: of many files, the few worth parsing."""
+    return [name for name in builtin_spec_names() if text in (spec_folder() / f"{name}.yaml").read_text("utf-8")]
 
 
 def find_model(name: str, size: str | None = None) -> tuple[Family, str | None]:
@@ -123,14 +126,12 @@ def find_model_type(model_type: str) -> Family:
     Raises:
         SpecError: no family has it.
     """
-    known = {}
-    for name in builtin_spec_names():
-        tree = read_tree(spec_folder() / f"{name}.yaml")
-        known[tree["model_type"]] = name
-    if model_type not in known:
-        raise SpecError(
-            f"no family has model_type {model_type!r}",
-            closest(model_type, known),
-            "Write a family file (README, A new architecture) and pass its path.",
-        )
-    return find_family(known[model_type])
+    for name in _files_that_mention(model_type):
+        if read_own(name)["model_type"] == model_type:
+            return find_family(name)
+    known = [read_own(name)["model_type"] for name in builtin_spec_names()]
+    raise SpecError(
+        f"no family has model_type {model_type!r}",
+        closest(model_type, known),
+        "Write a family file (README, A new architecture) and pass its path.",
+    )

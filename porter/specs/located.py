@@ -3,6 +3,7 @@
 Nodes are composed, never constructed: half the time of ruamel's round trip, and no tag can make an object.
 """
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -60,8 +61,11 @@ def _unplaced(value: Any) -> Any:
     return [_unplaced(item) for item in value] if isinstance(value, list) else value
 
 
-def read_map(path: Path) -> Map:
+def read_map(path: Path, *, without: re.Pattern[str] | None = None) -> Map:
     """The YAML map in the file `path`.
+
+    Args:
+        without: maps that are taken as empty; parsing is what takes the time.
 
     Raises:
         SpecError: it cannot be read, is no map, repeats a key, or holds an expression that YAML cut at a comma.
@@ -73,7 +77,7 @@ def read_map(path: Path) -> Map:
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise SpecError(f"{path}:{line}: not UTF-8 text", "a spec in YAML", "Save the file as UTF-8.") from error
-    return _map_of_text(text, path).copy()
+    return _map_of_text(without.sub("{}", text) if without else text, path).copy()
 
 
 def read_value(text: str, name: str) -> Any:
@@ -83,7 +87,7 @@ def read_value(text: str, name: str) -> Any:
     return None if node is None else _Reader(where.file, lines=False).value(node, where)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)  # more than there are families, or reading them in turn would find none
 def _map_of_text(text: str, path: Path) -> Map:
     node = _compose(text, path)
     if not isinstance(node, MappingNode):

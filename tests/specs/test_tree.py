@@ -7,7 +7,7 @@ import pytest
 
 from porter.errors import SpecError
 from porter.specs.located import read_map
-from porter.specs.tree import Map, builtin_spec_names, leaves, locate, merge, read_tree, spec_folder
+from porter.specs.tree import Map, builtin_spec_names, leaves, locate, merge, read_own, read_tree, spec_folder
 
 
 def tree_of(folder: Path, text: str) -> Map:
@@ -73,6 +73,16 @@ def test_model_type_architecture_and_sizes_are_not_inherited(write_family: Calla
     path = write_family("", sizes="")
     path.write_text("extends: gemma2\n", encoding="utf-8")
     assert not {"model_type", "architecture", "sizes", "extends"} & set(read_tree(path))
+
+
+@pytest.mark.parametrize("name", builtin_spec_names())
+def test_what_a_file_says_itself_is_read_without_its_configs(name: str) -> None:
+    own, tree = read_own(name), read_tree(spec_folder() / f"{name}.yaml")
+    assert (own["model_type"], own["architecture"]) == (tree["model_type"], tree["architecture"])
+    assert {size: values.get("hf") for size, values in own["sizes"].items()} == {
+        size: values.get("hf") for size, values in tree["sizes"].items()
+    }
+    assert own.where["sizes"] == tree.where["sizes"]
 
 
 def test_the_chain_of_parents(write_family: Callable[..., Path]) -> None:
