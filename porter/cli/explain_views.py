@@ -17,8 +17,8 @@ _MOST = 8  # changes that explain a fault equally well and are shown; the JSON h
 def print_explanation(found: Explanation) -> None:
     """The cards, the patch, and the flags that make it."""
     for step in found.steps:
-        click.echo(_card(step, found.dtype) if step.equals else _unexplained(step))
-    if found.kept:
+        click.echo(_card(step, found) if step.equals else _unexplained(step))
+    if found.kept and not found.module:
         click.echo(f"The mended port: {shlex.join(part for each in found.kept for part in ('--set', each))}")
     click.echo(_conclusion(found))
 
@@ -26,18 +26,20 @@ def print_explanation(found: Explanation) -> None:
 def to_text(found: Explanation) -> str:
     """The explanation as JSON."""
     document = {
-        "schema": SCHEMA, "model": found.name, "dtype": found.dtype, "tokens": found.tokens, "outcome": found.outcome,
+        "schema": SCHEMA, "model": found.name, "module": found.module,
+        "dtype": found.dtype, "tokens": found.tokens, "outcome": found.outcome,
         "exit": found.exit_code, "set": found.kept, "looked_at": found.looked_at,
         "faults": [_fault_to_json(step) for step in found.steps],
     }  # fmt: skip
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
-def _card(step: Step, port_dtype: str) -> str:
-    change, dtype = step.equals[0], "float32" if step.by == "semantics" else port_dtype
+def _card(step: Step, found: Explanation) -> str:
+    change, dtype = step.equals[0], "float32" if step.by == "semantics" else found.dtype
+    sides = ("the reference", "your module") if found.module else ("the port has", "the reference")
     rows = []
     for each in change:
-        rows += [("axis", each.path), ("the port has", each.value), ("the reference", each.other)]
+        rows += [("axis", each.path), (sides[0], each.value), (sides[1], each.other)]
     assert step.after is not None
     if step.by == "preflight":
         rows.append(("the tensors", f"{step.failing} do not fit → all fit"))
@@ -51,7 +53,7 @@ def _card(step: Step, port_dtype: str) -> str:
         f"{step.before.name} ({step.by if step.by == 'preflight' else f'{step.by}, {dtype}'})",
         *(f"  {name:<15}{value}" for name, value in rows),
     ]
-    for each in change:
+    for each in () if found.module else change:
         lines += ["  patch", *(f"    {line}" for line in each.patch.splitlines())]
     return "\n".join(lines + _equals(step))
 
@@ -95,6 +97,14 @@ def _conclusion(found: Explanation) -> str:
     count = sum(bool(step.equals) for step in found.steps)
     where = f"on {found.tokens} tokens, in float32 at each kind of layer and bit for bit in {found.dtype} at every one"
     faults = f"{count} {'fault' if count == 1 else 'faults'}"
+    if found.module:
+        where = f"on {found.tokens} tokens, in float32 at each kind of layer"
+        return {
+            "nothing": f"Nothing to explain: {found.module} computes what the spec does, {where}.",
+            "explained": f"Explained: {faults}; with the change the spec computes what {found.module} does, {where}.",
+            "partly": f"Partly explained: {faults}, and one more that no change of the spec gives.",
+            "unexplained": f"Not explained: no change of the spec that was tried computes what {found.module} does.",
+        }[found.outcome]
     return {
         "nothing": f"Nothing to explain: the spec, in plain torch, computes what the reference does, {where}. "
         "What porter diff fails all the same lies in fused ops or another way of feeding.",

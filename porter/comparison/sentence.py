@@ -107,7 +107,7 @@ def _failed(report: DiffReport, fail: NodeDiff) -> str:
         return f"{where}; look at {suspects(fail.name)}."
     again = next_command(report)
     if "module" in report.port.details:
-        return f"{where}{_of_module(report, fail)}; look at {suspects(fail.name)}; next: {_same_layer(report, fail)}"
+        return f"{where}{_of_module(report, fail)}; look at {suspects(fail.name)}; next: {_after_module(report, fail)}"
     if fail.stage == "gradients":
         again = shlex.join(["porter", "diff", report.name, "--stage", "gradients"])
     return f"{where}; look at {suspects(fail.name)}; next: {again}"
@@ -122,25 +122,18 @@ def _of_module(report: DiffReport, fail: NodeDiff | None) -> str:
     if report.proposals:
         first = next((p for p in report.proposals if fail and p.node == fail.name), report.proposals[0])
         others = len(report.proposals) - 1
-        more = f", and {others} more lines" if others else ""
-        said += f"; as the map’s line “{first.line}” its data fit{more}"
+        more = f" and {others} more" if others else ""
+        said += f"; the data fit the map’s line “{first.line}”{more}"
     return said
 
 
-def _same_layer(report: DiffReport, fail: NodeDiff) -> str:
-    """The quickest diff that shows whether a module is mended: the stage and the layer that failed."""
-    words = shlex.split(report.command) if report.command.startswith("porter diff") else None
+def _after_module(report: DiffReport, fail: NodeDiff) -> str:
+    """porter explain with the module; where it was no command, the quickest diff that shows whether it is mended."""
+    if report.command.startswith("porter diff") and fail.stage == "semantics":
+        module = ["--port", f"module:{report.port.details['module']}", "--map", report.port.details["map"]]
+        return f"{next_command(report)} {shlex.join(module)}"
     layers = "first-bad" if fail.layer is None else str(fail.layer)
-    if words is None:
-        return f"porter.diff(…, layers={layers!r}, stages=[{fail.stage!r}])"
-    rest, kept = iter(words[2:]), []
-    for word in rest:
-        flag, equals, _ = word.partition("=")
-        if flag in ("--layers", "--stage"):
-            _ = equals or next(rest, "")
-        else:
-            kept.append(word)
-    return shlex.join(["porter", "diff", *kept, "--layers", layers, "--stage", fail.stage])
+    return f"porter.diff(…, layers={layers!r}, stages=[{fail.stage!r}])"
 
 
 def _missed(report: DiffReport, first: Injected) -> str:

@@ -5,13 +5,16 @@ reference's in the port's dtype. Where a unit fails, changes of the spec are tri
 floor. float32 looks at the first layer of each kind, bits at every layer.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
 
-from porter.comparison.lanes import Nodes
+from porter.comparison.lanes import Lane, Nodes
+from porter.comparison.module_port import ModulePort, open_port
 from porter.comparison.one_unit import Captured
 from porter.comparison.preflight import load_tokenizer
 from porter.comparison.progress import Progress, Silent, Work
@@ -48,6 +51,7 @@ class Explanation:
     tokens: int
     dtype: str
     looked_at: tuple[str, ...]
+    module: str = ""  # whose mistake the steps are, where it is a module's
 
     @property
     def exit_code(self) -> int:
@@ -68,12 +72,15 @@ def explain(
     prompt: str | None = None,
     prompts: Path | None = None,
     tokens: int | None = None,
+    port: str | nn.Module | None = None,
+    map: Path | str | Mapping[str, Any] | None = None,
     progress: Progress | None = None,
 ) -> Explanation:
-    """The changes that make the port's spec compute what its reference computes.
+    """The changes that make the port's spec compute what its reference computes; or, of a module, what that computes.
 
     Args:
         model: a build, its name, a size, a family or a path to a YAML; None: the build just made.
+        port, map: a module, as in diff: the spec is changed until it computes what the module does, in float32.
         overrides: axis=value, changing the port alone, after the build's own.
         prompt, prompts, tokens: see read_prompts; of several, the longest is taken.
         progress: told what there is to do, and each unit when it is done.
@@ -88,12 +95,15 @@ def explain(
     found = read_prompts(build.blueprint, load_tokenizer(folder), given, prompts, length)
     ids_BT = torch.tensor([max((each.ids for each in found), key=len)])
     search, looked_at = Search(build), []
-    stages: list[tuple[By, str]] = [("semantics", "float32"), ("exact", build.dtype)]
+    module = open_port(port, map, build, stages=(), fail_on=(), refused={f"--ops {ops}": ops})
+    stages: list[tuple[By, str]] = [("semantics", "float32")]
+    stages += [("exact", build.dtype)] if module is None else []
     units = build.blueprint.dims.layers + 2
     progress.plan([Work(f"{by} {kind}", units, ids_BT.shape[1]) for by, kind in stages])
-    explain_misfits(search, folder)
+    if module is None:
+        explain_misfits(search, folder)
     for by, kind in stages if not search.stuck else ():
-        walk = _Walk(search, folder, ids_BT, by, getattr(torch, kind))
+        walk = _Walk(search, folder, ids_BT, by, getattr(torch, kind), module)
         together: list[Unit] = []
         for name, unit in walk.units():
             progress.done(f"{by} {kind}", name)
@@ -110,14 +120,20 @@ def explain(
             break
     return Explanation(
         build.name, search.outcome, tuple(search.steps), tuple(search.kept), ids_BT.shape[1], build.dtype,
-        tuple(looked_at),
+        tuple(looked_at), module.module.name if module else "",
     )  # fmt: skip
 
 
 class _Walk:
     """The reference in one dtype, and golden for semantics, through embedding, layers and head."""
 
-    def __init__(self, search: Search, folder: Path, ids_BT: torch.Tensor, by: By, dtype: torch.dtype) -> None:
+    reference: Lane
+    golden: Lane | None
+
+    def __init__(
+        self, search: Search, folder: Path, ids_BT: torch.Tensor, by: By, dtype: torch.dtype,
+        module: ModulePort | None,
+    ) -> None:  # fmt: skip
         self.port, self.by, self.dtype, self.ids_BT = search.resolved.blueprint, by, dtype, ids_BT
         self.device = torch.device(pick_device(search.build.device))
         right = open_weights(self.port, folder)
@@ -125,8 +141,12 @@ class _Walk:
         blueprint = search.build.reference_blueprint
         if misfits(blueprint, {name: info.shape for name, info in right.checkpoint.tensors.items()}):
             blueprint = self.port  # a family of one's own, whose file has the fault
-        self.reference = HfReference(blueprint, folder, dtype, self.device, tensors=self.reader.shared)
-        self.golden = self.reference.golden_of(folder) if by == "semantics" else None
+        if module is None:
+            reference = HfReference(blueprint, folder, dtype, self.device, tensors=self.reader.shared)
+            self.reference, self.golden = reference, reference.golden_of(folder) if by == "semantics" else None
+        else:  # what the spec is to compute is what the module does, and its own float64 is golden
+            self.reference = module.lane(folder, self.reader, dtype, self.device)
+            self.golden = module.lane(folder, self.reader, torch.float64, self.device)
         self.lanes = [lane for lane in (self.reference, self.golden) if lane is not None]
         self.kinds = _kinds(self.port, blueprint)
 

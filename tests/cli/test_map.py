@@ -48,6 +48,21 @@ def test_a_mistake_fails_with_the_command_that_looks_again() -> None:
     assert "NOT COMPARED" not in result.stdout
 
 
+def test_what_a_module_has_otherwise_is_explained() -> None:
+    (Path("my.map.yaml")).write_text((MODULES / "my_mistral.map.yaml").read_text())
+    given = ["mistral", *LLAMA[1:], "--tokens", "140", "--map", "my.map.yaml"]
+    result = porter("explain", *given, "--port", "module:my_mistral:load_with_a_wider_window")
+    assert result.exit_code == 0, result.output
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert lines[:4] == ["layers.0.attn.ctx (semantics, float32)", "axis block.attn.window", "the reference 128",
+                         "your module 129"]  # fmt: skip
+    assert "patch" not in result.stdout and "The mended port" not in result.stdout
+    result = porter("explain", *given, "--port", "module:my_mistral:load", "--json", "-")
+    document = json.loads(result.stdout)
+    assert (document["outcome"], document["module"], document["faults"]) == ("nothing", "my_mistral:load", [])
+    refused(porter("explain", *given, "--port", "dump:x"), 2, "--port 'dump:x'")
+
+
 def test_refusals() -> None:
     refused(porter("map", "my_llama", *LLAMA), 2, "'my_llama' names no function")
     refused(porter("map", "my_lama:load", *LLAMA), 2, "there is no module 'my_lama'")

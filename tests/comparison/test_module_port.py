@@ -3,6 +3,7 @@
 import importlib
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,7 @@ from ruamel.yaml import YAML
 
 from porter.comparison.diff import diff
 from porter.comparison.report import DiffReport
+from porter.comparison.sentence import sentence
 from porter.errors import ArtifactError, ComparisonError, PorterError, PreflightError, SpecError, UsageError
 from tests.models.tiny import tiny
 
@@ -62,6 +64,9 @@ def test_a_planted_mistake_fails_where_it_acts(family: str, function: str, first
     assert (report.first_fail.name, report.first_fail.stage) == (first, "semantics")
     assert report.sentence.startswith(f"FAIL at {first} (semantics, float32): ρ")
     assert "next: porter.diff(…, layers='0', stages=['semantics'])" in report.sentence
+    module = f"--port module:my_{family}:{function} --map {MODULES / f'my_{family}.map.yaml'}"
+    command = f"porter diff --tokens 140 {module} --layers first-bad"
+    assert sentence(replace(report, command=command)).endswith(f"; next: porter explain --tokens 140 {module}")
     if family == "qwen3":  # modules that are there and are not called: what the mistake is
         missing = {node.node: node.reason for node in report.nodes if node.status == "NOT_COMPARED"}
         assert missing == {f"attn.{x}_norm": f"attention.norm_{x} is not called" for x in "qk"}
@@ -82,7 +87,7 @@ def test_a_layout_that_is_not_declared_is_proposed_and_passes_as_proposed(tmp_pa
         'attn.k_rope: {at: "@scaled_dot_product_attention:input1", axes: BHTK, rope: interleaved}',
         'mlp.gate: {at: w13, slice: "0:160"}',
     ]  # fmt: skip
-    assert report.sentence.endswith(f"; as the map’s line “{lines[0]}” its data fit, and 4 more lines.")
+    assert report.sentence.endswith(f"; the data fit the map’s line “{lines[0]}” and 4 more.")
     for line in lines:
         path.write_text(re.sub(rf"^  {line.split(':')[0]}: .*$", f"  {line}", path.read_text(), flags=re.MULTILINE))
     report = run("llama", map=path, tokens=30)
@@ -102,7 +107,7 @@ def test_heads_in_another_order_fail_until_they_are_declared() -> None:
     proposed = {proposal.line.split(":")[0]: proposal.line for proposal in report.proposals}
     assert proposed["attn.ctx"] == "attn.ctx: {at: attention.wo:input, heads: [3, 5, 4, 0, 1, 2]}"
     assert (
-        "as the map’s line “attn.ctx: {at: attention.wo:input, heads: [3, 5, 4, 0, 1, 2]}” its data fit"
+        "; the data fit the map’s line “attn.ctx: {at: attention.wo:input, heads: [3, 5, 4, 0, 1, 2]}” and "
         in report.sentence
     )
     nodes = yaml((MODULES / "my_qwen3.map.yaml").read_text())

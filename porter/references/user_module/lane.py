@@ -116,7 +116,8 @@ class ModuleLane:
         for node, value in found.items():
             try:
                 heads = heads_of(node, self.blueprint, index)
-                nodes[node] = to_reference(value, lines[node], heads).contiguous()
+                found_BTHK = to_reference(value, lines[node], heads).contiguous()
+                nodes[node] = found_BTHK.flatten(2) if node == "attn.ctx" else found_BTHK
             except ValueError as error:
                 place = self.map.where(index, node)
                 fix = "Correct its layout: axes, slice, groups, heads, repeat or rope."
@@ -144,7 +145,7 @@ class ModuleLane:
             return
         size = max(float(logits_BTV.double().norm()), torch.finfo(torch.float64).tiny)
         apart = float((again_BTV.double() - logits_BTV.double()).norm()) / size
-        if not apart <= _ROUNDING[self.dtype]:
+        if not apart <= _ROUNDING.get(self.dtype, 0.0):
             raise ComparisonError(
                 f"{self.name} gives other logits each time it is run, {apart:.1e} apart",
                 "the same numbers for the same ids",
