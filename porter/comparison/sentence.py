@@ -24,17 +24,9 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
 _SAID = 2  # parts of a module that are not called
 # Of porter diff, what porter explain has not: with a value, and without.
 _DIFF_FLAGS = (
-    "--port",
-    "--map",
-    "--reference",
-    "--layers",
-    "--out",
-    "--json",
-    "--html",
-    "--fail-on",
-    "--stage",
-    "--golden-cache",
-)
+    "--port", "--map", "--reference", "--layers", "--out", "--json", "--html", "--junit", "--github-summary",
+    "--fail-on", "--stage", "--golden-cache",
+)  # fmt: skip
 _DIFF_SWITCHES = ("--grad", "--axes", "--self-check", "--timings")
 
 
