@@ -41,8 +41,7 @@ from porter.specs import builtin_spec_names
 from porter.weights.reader import SharedTensors, WeightReader
 
 STAGE = {"float32": "semantics", "bfloat16": "precision", "float16": "precision"}
-COLUMNS = ("model", "dtype", "fed", "port", "node", "kind", "e_ref", "e_port", "rho", "rho_tok", "status", "live_first",
-           "versions", "commit")  # fmt: skip
+COLUMNS = ("model", "dtype", "fed", "port", "node", "kind", "e_ref", "e_port", "rho", "rho_tok", "status", "live_first")
 CPU = torch.device("cpu")
 
 
@@ -102,11 +101,11 @@ def main() -> int:
             for dtype in options.dtypes:
                 try:
                     for row in measure(model, dtype, options):
-                        table.writerow([*row, versions(), commit()])
+                        table.writerow(row)
                 except PorterError as error:
                     say(f"FAILED {model.name} {dtype}: {error}")
                 file.flush()
-    write_summary(options.out)
+    write_summary(options.out, f"{versions()}, commit {commit()}")
     return 0
 
 
@@ -188,7 +187,7 @@ def _row(model: Model, dtype: str, fed: str, port: str, node: NodeDiff, live: st
     return [model.name, dtype, fed, port, node.name, node.kind, *numbers, node.status, live]
 
 
-def write_summary(path: Path) -> None:
+def write_summary(path: Path, made_by: str) -> None:
     """OUT.md: the largest ρ of clean ports, and the smallest of faults that the live run fails."""
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -214,6 +213,7 @@ def write_summary(path: Path) -> None:
         here = [row for row in faults if row["status"] == "FAIL"]
         same = sum(row["live_first"] == (row["node"] if row["status"] == "FAIL" else "none") for row in faults)
         lines.append(f"| {dtype} | {fed} | {len(faults)} | {len(live)} | {len(here)} | {same} of {len(faults)} |")
+    lines += ["", made_by]
     path.with_suffix(".md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

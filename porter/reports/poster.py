@@ -10,7 +10,7 @@ from porter.reports import sections
 from porter.reports.heatmaps import node_heatmap
 from porter.reports.html import ICON_COLOURS
 from porter.reports.markup import Html, join, table, tag
-from porter.reports.overlay import EMPTY, overlay, report_labels
+from porter.reports.overlay import EMPTY, overlay
 from porter.reports.page import figures_json, icon, pinned, place, plotly_script, template
 from porter.reports.plots import layer_curves
 from porter.reports.summary import coverage, format_ratio, nodes_of, peak, worst_status
@@ -69,7 +69,7 @@ def _banner(reports: Sequence[DiffReport]) -> Html:
 
 def _several(reports: Sequence[DiffReport], figures: dict[str, go.Figure]) -> list[Html]:
     head = ("report", "verdict", "dtype", "port", "reference", "worst ρ", "says")
-    rows = [_row(label, report) for label, report in zip(report_labels(reports), reports, strict=True)]
+    rows = [_row(report) for report in reports]
     parts = [tag("section", tag("h2", "Reports"), table(head, rows, numbers=("worst ρ",)), id="stages")]
     drawn = overlay(reports)
     if not drawn.data:
@@ -83,16 +83,10 @@ def _several(reports: Sequence[DiffReport], figures: dict[str, go.Figure]) -> li
     return parts
 
 
-def _row(label: str, report: DiffReport) -> Sequence[str | Html]:
+def _row(report: DiffReport) -> Sequence[str | Html]:
     worst = [found for stage in report.stages if (found := peak(nodes_of(report, stage.name, stage.dtype), "rho"))]
     largest = format_ratio(max(found.value for found in worst)) if worst else ""
     said = report.sentence.removeprefix(report.verdict).lstrip(": ")
-    return (
-        label,
-        sections.badge(report.verdict),
-        report.port.dtype,
-        report.port.what,
-        report.reference.what,
-        largest,
-        said,
-    )
+    called = " ".join((report.name, *report.overrides))
+    sides = (report.port.what, report.reference.what)
+    return called, sections.badge(report.verdict), report.port.dtype, *sides, largest, said
