@@ -1,5 +1,7 @@
 """The feed-forward branch of a layer, and the expert of a mixture that every token goes to."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from porter.models.activations import Activation
@@ -7,6 +9,7 @@ from porter.models.attention import Tap
 from porter.models.modules import Linear, Normalize, make_norms, make_projections, split_gate_up
 from porter.models.ops import Ops
 from porter.specs.blueprint import activation_tensors
+from porter.specs.plugins import plugin_of
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Norm
 
@@ -40,7 +43,9 @@ class Mlp(nn.Module):
             self.add_module(name, linear)
         self.normalizes_act = scope == "mlp" and block.mlp.inner_norm
         own_tensors = scope == "mlp" and bool(activation_tensors(block))
-        self.act = Activation(self.act_name) if own_tensors else None
+        self.act: Callable[[Tensor], Tensor] | None = Activation(self.act_name) if own_tensors else None
+        if (plugin := plugin_of("activation", self.act_name)) is not None:
+            self.act = plugin.load(ops.name)
 
     def forward(self, x_BTD: Tensor, tap: Tap) -> Tensor:
         if not self.gated:

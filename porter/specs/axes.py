@@ -180,7 +180,7 @@ def _block_changes(block: Block) -> Iterator[tuple[str, Any, Any]]:
         elif mlp.pre_norm is not True or attn.pre_norm:
             yield "topology", block.topology, "sequential"
     if block.moe is None:
-        yield "mlp.act", mlp.act, SWAPS["mlp.act"][mlp.act]
+        yield "mlp.act", mlp.act, SWAPS["mlp.act"].get(mlp.act, "silu")
     else:
         yield from _moe_changes(block.moe)
     if mlp.inner_norm:

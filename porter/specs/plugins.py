@@ -4,7 +4,7 @@ A package offers one through an entry point of the group `porter.plugins`, whose
 its key alone, and lists it under `plugins`. What it computes is plain torch, imported when a model is made of it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import import_module
@@ -16,7 +16,7 @@ from porter.specs.kinds import Strict
 from porter.specs.mla import Mla, mla_norms, mla_projections
 
 GROUP = "porter.plugins"
-Kind = Literal["mixer", "activation"]
+Kind = Literal["mixer", "activation", "weight"]
 
 
 class NoParams(Strict):
@@ -28,11 +28,13 @@ class Plugin:
     """A row of a table.
 
     Attributes:
-        kind: mixer: attention of another kind, in place of `block.attn`'s; activation: a function of one tensor.
+        kind: mixer: attention of another kind, in place of `block.attn`'s; activation: a function of one tensor;
+            weight: a packed weight and its scales made one tensor.
         key: how a spec names it.
         reference: module:name, in plain torch. Of an activation, a function Tensor -> Tensor; of a mixer, a class made
             and called as porter.models.attention.Attention is.
         triton: the same, fused; None: the reference serves.
+        inverse: of a weight, module:name of what packs it again, given its scales; None: nothing does.
         params: what a spec says of it besides its key.
         projections: of a mixer, (params, block, dims) -> {name: (out, in, bias)} of its linear maps, attn.…
         norms: of a mixer, (params, norm, dims) -> {name: (norm, shape)} of its norms.
@@ -43,6 +45,7 @@ class Plugin:
     key: str
     reference: str
     triton: str | None = None
+    inverse: str | None = None
     params: type[Strict] = NoParams
     projections: Any = None
     norms: Any = None
@@ -70,6 +73,13 @@ OWN = (
     Plugin(
         "mixer", "mla", "porter.models.mla:LatentAttention", params=Mla, projections=mla_projections, norms=mla_norms,
         cached=("attn.latent", "attn.k_pe"),
+    ),
+    Plugin(
+        "weight", "mxfp4", "porter.weights.transforms:dequantize_mxfp4",
+        inverse="porter.weights.transforms:quantize_mxfp4",
+    ),
+    Plugin(
+        "weight", "fp8", "porter.weights.transforms:dequantize_fp8", inverse="porter.weights.transforms:quantize_fp8"
     ),
 )  # fmt: skip
 
@@ -127,6 +137,11 @@ def check_plugins(named: Iterable[str], place: object) -> None:
                 closest(key, known),
                 f"Install the package that offers it as an entry point of the group {GROUP}.",
             )
+
+
+def or_plugin(value: Any, choose: Callable[[Any], Any]) -> Any:
+    """An activation: a plugin's key, else what the closed set allows."""
+    return value if isinstance(value, str) and plugin_of("activation", value) else choose(value)
 
 
 def read_mixer(value: Any) -> Any:

@@ -56,7 +56,7 @@ def find_weights(label: str, *, size: str, fetch: bool = True) -> Source:
     if label.endswith(".gguf"):
         return _folder(label, _converted(path))
     if path.is_dir():
-        return _folder(label, path.resolve())
+        return _folder(label, path.resolve(), convert=fetch)
     if label.startswith((".", "/", "~")) or path.exists():
         what = "is no folder and no .gguf file" if path.exists() else "does not exist"
         raise ArtifactError(f"{label} {what}", "a folder with config.json and safetensors", "Check the path.")
@@ -101,8 +101,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _folder(label: str, folder: Path) -> Source:
-    return Source(label, folder, read_config(folder))
+def _folder(label: str, folder: Path, *, convert: bool = True) -> Source:
+    """A folder as it is; of a quantised one, its cached conversion, if `convert`."""
+    config = read_config(folder)
+    if config.get("quantization_config") and convert:
+        from porter.weights.quantized import dequantized_folder
+
+        folder = dequantized_folder(folder, config)
+    return Source(label, folder, {key: value for key, value in config.items() if key != "quantization_config"})
 
 
 def _converted(path: Path) -> Path:
