@@ -46,16 +46,17 @@ def show(name: str, size: str | None, overrides: tuple[str, ...], axes: bool, as
 
 @specs.command()
 @click.argument("names", nargs=-1, required=True)
-def check(names: tuple[str, ...]) -> None:
-    """Audit spec files: NAMES are families, sizes or paths. Exit 2 names the file and line of what is wrong."""
-    from porter.specs.check import check_family
-    from porter.specs.family import find_model
+@click.option("--hf/--no-hf", default=True, help="Compare with HuggingFace's classes, too.  [default: hf]")
+def check(names: tuple[str, ...], hf: bool) -> None:
+    """Audit spec files: NAMES are families, sizes or paths. Exit 2 names the file and line of what is wrong.
+
+    Against HuggingFace, at the size tiny: config keys that nothing reads, what absent and null keys mean, tensors that
+    are saved and not read or read and not saved.
+    """
+    from porter.cli.check_views import print_check
 
     for name in names:
-        family, size = find_model(name)
-        for row in check_family(family, size):
-            counts = f"{row.layers} layers, {row.tensors} tensors, {row.parameters:,} parameters"
-            click.echo(f"{family.name:<12} {row.size:<18} OK  {counts}")
+        print_check(name, hf=hf)
 
 
 specs.add_command(exact)

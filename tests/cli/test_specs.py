@@ -86,8 +86,10 @@ def test_check() -> None:
         ["gemma", "gemma-2b", "OK"],
         ["gemma", "gemma-7b", "OK"],
         ["gemma", "tiny", "OK"],
+        ["gemma", "HF", "OK"],
         ["llama", "smollm2-135m", "OK"],
     ]
+    assert output("check", "gemma", "--no-hf").splitlines() == lines[:3]
     assert lines[1].endswith("28 layers, 254 tensors, 8,537,680,896 parameters")
 
 
