@@ -157,7 +157,7 @@ class HfReference:
         if routing.own:
             taken = pinned[-1] if pinned and pinned[-1] is not None else routing.own[-1]
             self.routing = Routed(routing.own[-1][None], taken[None], routing.scores[None])
-        found: Tensor = out[0] if isinstance(out, tuple) else out
+        found: Tensor = out[0] if isinstance(out, (tuple, list)) else out
         return found
 
     def _choices(self, index: int) -> int:
@@ -245,7 +245,7 @@ class HfReference:
         found: list[bool] = []
 
         def note(_module: nn.Module, _args: Any, out: Any) -> None:
-            found.append(isinstance(out, tuple))
+            found.append(isinstance(out, (tuple, list)))
             raise _Seen
 
         handle = self.layers[0].register_forward_hook(note)
@@ -304,7 +304,7 @@ def ordinary_forward(model: Any, layers: nn.ModuleList, ids_BT: Tensor) -> tuple
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, out: Any) -> None:
-        outputs.append(out[0] if isinstance(out, tuple) else out)
+        outputs.append(out[0] if isinstance(out, (tuple, list)) else out)
 
     with ExitStack() as stack:
         for layer in layers:

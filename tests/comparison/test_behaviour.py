@@ -46,6 +46,12 @@ def test_a_clean_port_whose_scores_are_biased_by_position_passes(family: str) ->
     assert {*statuses(found).values()} == {"PASS"}, found
 
 
+def test_a_port_is_decoded_though_its_reference_keeps_no_cache() -> None:
+    found = statuses(run("openai-gpt", greedy=True))
+    assert found.pop("cache") == "NOT_COMPARED"
+    assert found == dict.fromkeys([name for name in ROUTES if name != "cache"], "PASS")
+
+
 @pytest.mark.parametrize("family", ["gemma3", "gpt_neox"])
 def test_a_clean_port_with_fused_ops_passes(family: str) -> None:
     found = run(family, ops="triton", tokens=140)

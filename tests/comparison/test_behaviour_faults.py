@@ -81,6 +81,11 @@ FAULTS = {
         {"self._positions_BS[:, None, None]": "(self._positions_BS - self.start).clamp_min(0)[:, None, None]"},
         {"decode": "FAIL", "chunks": "FAIL", "padding.left": "FAIL"},
     ),
+    "the cache puts new keys first, where the reference keeps none": Fault(
+        "openai-gpt", LayerCache, "update",
+        {"torch.cat((self.k_BGSK, k_BGTK), dim=2)": "torch.cat((k_BGTK, self.k_BGSK), dim=2)"},
+        {"cache": "NOT_COMPARED", "decode": "FAIL", "chunks": "FAIL", "padding.left": "FAIL"},
+    ),
     "all rows attend to the keys of the first": Fault(
         "llama", Attention, "_attend",
         {"spec = self.block.attn\n": "spec = self.block.attn\n    k_BGSK = k_BGSK[:1].expand_as(k_BGSK)\n"},

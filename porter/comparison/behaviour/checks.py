@@ -50,6 +50,8 @@ def _alike(others: Others) -> str:
 
 def _judge(dtype: str, name: str, said: str, readings: Sequence[Reading], others: Others) -> Behaviour:
     good, bad = BEHAVIOUR[dtype]["route"]
+    if name == CACHE and not readings:
+        return Behaviour(name, dtype, "NOT_COMPARED", 0.0, good, "the reference keeps no cache", prompt=others.longest)
     decidable = [reading for reading in readings if reading.decidable]
     if not decidable:
         why = f"{said}: the reference itself is too far from golden to judge by"

@@ -105,12 +105,16 @@ class PortRoutes:
 
 
 class HfRoutes:
-    """HF's layers with HF's cache, given the arguments that HF's own forward gives them for that route."""
+    """HF's layers with HF's cache, given the arguments that HF's own forward gives them for that route.
+
+    A model of HF that keeps no cache (GPT) takes the tokens of all calls in one: what decoding must give.
+    """
 
     def __init__(self, reference: HfReference) -> None:
         self.reference, self.dtype, self.device = reference, reference.dtype, reference.device
         accepted = inspect.signature(type(reference.model).forward).parameters
         self._cache_name = "cache" if "cache" in accepted else "past_key_values"  # until transformers 5.24
+        self.caches = self._cache_name in accepted
         self._calls: dict[str, list[list[tuple[tuple[Any, ...], dict[str, Any]]]]] = {}
         self._empty: dict[str, HfCache] = {}
 
@@ -133,19 +137,19 @@ class HfRoutes:
             return x_BTD
 
         reference = self.reference
-        for span in route.spans():
+        cached = route.cached and self.caches
+        for span in route.spans() if self.caches else [slice(0, route.ids_BS.shape[1])]:
             calls.append([])
             with reference.running(), reference.bypassed(note), reference.headless():
                 ids_BT = route.ids_BS[:, span].to(self.device)
-                out = reference.model(
-                    input_ids=ids_BT, use_cache=route.cached, **{self._cache_name: cache}, **self._places(route, span)
-                )
-            cache = getattr(out, self._cache_name) if route.cached else None
+                past = {self._cache_name: cache} if self.caches else {}
+                out = reference.model(input_ids=ids_BT, use_cache=cached, **past, **self._places(route, span))
+            cache = getattr(out, self._cache_name) if cached else None
         self._calls[route.name] = calls
         return streams
 
     def layer(self, index: int, route: Route, streams: Streams) -> Passed:
-        cache = self._fresh_cache(index, route) if route.cached else None
+        cache = self._fresh_cache(index, route) if route.cached and self.caches else None
         after = []
         for x_BTD, call in zip(streams, self._calls[route.name], strict=True):
             args, kwargs = call[index]
@@ -153,7 +157,7 @@ class HfRoutes:
             kwargs = {name: cache if isinstance(value, HfCache) else value for name, value in kwargs.items()}
             with self.reference.running():
                 out = self.reference.layers[index](x_BTD, *args, **kwargs)
-            after.append(out[0] if isinstance(out, tuple) else out)
+            after.append(out[0] if isinstance(out, (tuple, list)) else out)
         if cache is None:
             return Passed(after, {})
         held: Any = cache.layers[index]

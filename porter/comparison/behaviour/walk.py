@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from porter.comparison.behaviour.lanes import CACHED, HfRoutes, Passed, PortRoutes, RouteLane, Streams
+from porter.comparison.behaviour.lanes import HfRoutes, Passed, PortRoutes, RouteLane, Streams
 from porter.comparison.behaviour.routes import WHOLE, Piece, Route
 from porter.comparison.verdicts import FLOORS, UNDECIDABLE
 from porter.models.matmul import widened_once
@@ -125,10 +125,11 @@ class _Layer:
 
     def read(self, routes: Sequence[Route]) -> Iterator[Reading]:
         for route in routes:
-            if route.cached and route.documents_BS is None:
-                yield from (self._read_cache(route, node) for node in CACHED if "port" in route.sides)
+            held = tuple(self.passed["reference"][route.name].held) if "reference" in route.sides else ()
+            if route.documents_BS is None and "port" in route.sides:
+                yield from (self._read_cache(route, node) for node in held)
             for piece in route.pieces:
-                for node in (STREAM, *CACHED) if route.cached else (STREAM,):
+                for node in (STREAM, *held):
                     yield from self._read_piece(route, piece, node)
 
     def _rows(self, side: str, route: str, node: str) -> _Rows:
