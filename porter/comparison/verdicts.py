@@ -68,7 +68,7 @@ _SUSPECTS = (  # node ending -> the axes that act between it and the nodes befor
     ("attn.ctx", "block.rope.*, block.alibi, block.attn.scale, softcap, window, qk_norm"),
     ("mlp.act", "block.mlp.act, gate/up order"), ("moe.router", "block.moe.router.dtype, bias"),
     ("moe.topk", "block.moe.router.*, top_k"), ("moe.out", "block.moe.act, alpha, limit, weights_dtype, gate/up order"),
-    ("shared.act", "block.moe.act, gate/up order"), ("mlp.out", "block.moe.shared.*"),
+    ("shared.act", "block.moe.act, gate/up order"), ("mlp.out", "the weights it reads, its layout, block.moe.shared.*"),
     ("resid_mid", "block.attn.post_norm, residual_scale"), ("resid_post", "block.topology, add_order, residual_scale"),
     ("logits", "head.*"),
 )  # fmt: skip
