@@ -16,6 +16,7 @@ from porter.models.modules import Linear, Vector, make_projections, split_gate_u
 from porter.models.ops import Ops
 from porter.specs.blueprint import experts
 from porter.specs.moe import Groups, Router
+from porter.specs.plugins import plugin_of
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims
 
@@ -181,4 +182,7 @@ def _cast(logits: Tensor, spec: Router) -> Tensor:
 
 
 def _score(logits: Tensor, spec: Router) -> Tensor:
+    if (plugin := plugin_of("router", spec.score)) is not None:
+        scores: Tensor = plugin.load()(logits)
+        return scores
     return logits.sigmoid() if spec.score == "sigmoid" else F.softmax(logits, dim=-1)

@@ -1,9 +1,13 @@
 """What depends on positions alone, computed once a forward pass: RoPE tables and masks. And the key/value cache."""
 
+from functools import partial
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from porter.models.alibi import alibi_slopes
+from porter.specs.plugins import Plugin, plugin_of
 from porter.specs.rope import Rope
 from porter.specs.schema import Alibi, Dims, Temperature
 from porter_kernels.rope_tables import rope_frequencies, rope_tables
@@ -104,8 +108,11 @@ class Positions:
         scaling = rope.scaling.model_dump(exclude_none=True) if rope.scaling else {}
         if rope.original_max_pos is not None:
             scaling.setdefault("original_max_position_embeddings", rope.original_max_pos)
-        return rope_frequencies(
-            scaling.get("rope_type", "default"),
+        kind = scaling.get("rope_type", "default")
+        plugin = plugin_of("rope_scaling", kind)
+        find = rope_frequencies if plugin is None else partial(_of_plugin, plugin)
+        return find(
+            kind,
             theta=rope.theta,
             dim=rope.width(dims.head_dim),
             scaling=scaling,
@@ -129,6 +136,11 @@ class Positions:
     def _reach(self) -> int:
         """Positions up to the farthest token of any row."""
         return self.start + self.length if self._documents_BS is None else int(self.ids_BT.max()) + 1
+
+
+def _of_plugin(plugin: Plugin, _kind: str, **given: Any) -> tuple[Tensor, float]:
+    inv_freq, factor = plugin.load()(**given)
+    return inv_freq, float(factor)
 
 
 class LayerCache:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator, model_validator
 
 from porter.specs.kinds import Activation, Rounding, Strict, read_activation
+from porter.specs.plugins import or_plugin
 
 
 class Groups(Strict):
@@ -26,7 +27,7 @@ class Router(Strict):
 
     dtype: Rounding = Field("act", description="Dtype of the product with the router's weight (DeepSeek: fp32).")
     bias: bool = Field(False, description="The product has a bias (gpt-oss).")
-    score: Literal["softmax", "sigmoid"] = Field("softmax", description="From logits to scores (DeepSeek V3: sigmoid).")
+    score: Annotated[Literal["softmax", "sigmoid"], WrapValidator(or_plugin("router")), PlainSerializer(str)] = Field("softmax", description="From logits to scores (DeepSeek V3: sigmoid), or the key of a plugin.")  # fmt: skip  # noqa: E501
     order: Literal["score_then_topk", "topk_then_score"] = Field("score_then_topk", description="topk_then_score: the chosen logits alone are scored (Granite, gpt-oss).")  # fmt: skip  # noqa: E501
     score_dtype: Rounding = Field("fp32", description="Dtype of the scores and of choosing (gpt-oss, DBRX: act).")
     sorted: bool = Field(True, description="The chosen stand in the order of their scores, or as torch finds them (DeepSeek): their sum rounds otherwise.")  # fmt: skip  # noqa: E501

@@ -16,7 +16,7 @@ from porter.specs.kinds import Strict
 from porter.specs.mla import Mla, mla_norms, mla_projections
 
 GROUP = "porter.plugins"
-Kind = Literal["mixer", "activation", "weight"]
+Kind = Literal["mixer", "activation", "weight", "router", "rope_scaling"]
 
 
 class NoParams(Strict):
@@ -29,7 +29,9 @@ class Plugin:
 
     Attributes:
         kind: mixer: attention of another kind, in place of `block.attn`'s; activation: a function of one tensor;
-            weight: a packed weight and its scales made one tensor.
+            weight: a packed weight and its scales made one tensor; router: scores [..., experts] of logits alike;
+            rope_scaling: inverse frequencies [R / 2] and the factor on cos and sin, of theta=, dim=, scaling= (what the
+            spec says, without its null keys), max_positions= and seq_len=.
         key: how a spec names it.
         reference: module:name, in plain torch. Of an activation, a function Tensor -> Tensor; of a mixer, a class made
             and called as porter.models.attention.Attention is.
@@ -139,9 +141,24 @@ def check_plugins(named: Iterable[str], place: object) -> None:
             )
 
 
-def or_plugin(value: Any, choose: Callable[[Any], Any]) -> Any:
-    """An activation: a plugin's key, else what the closed set allows."""
-    return value if isinstance(value, str) and plugin_of("activation", value) else choose(value)
+def or_plugin(kind: Kind) -> Callable[[Any, Callable[[Any], Any]], Any]:
+    """A value that is a plugin's key, else what the closed set allows."""
+
+    def read(value: Any, choose: Callable[[Any], Any]) -> Any:
+        return value if isinstance(value, str) and plugin_of(kind, value) else choose(value)
+
+    return read
+
+
+def used_plugins(block: Any) -> dict[str, str]:
+    """The plugins that a layer is made of: key -> the axis that names it."""
+    found = {} if block.mixer is None else {block.mixer.kind: "mixer"}
+    kinds: tuple[tuple[Kind, str, Any], ...] = (
+        ("activation", "mlp.act", block.mlp.act),
+        ("router", "moe.router.score", block.moe and block.moe.router.score),
+        ("rope_scaling", "rope.scaling", block.rope and block.rope.scaling and block.rope.scaling.rope_type),
+    )
+    return found | {key: axis for kind, axis, key in kinds if key and plugin_of(kind, key)}
 
 
 def read_mixer(value: Any) -> Any:

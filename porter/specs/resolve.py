@@ -11,7 +11,7 @@ from porter.specs.family import Family
 from porter.specs.keys import shown
 from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
 from porter.specs.overrides import Override, apply_overrides, change_layers
-from porter.specs.plugins import check_plugins, plugin_of
+from porter.specs.plugins import check_plugins, used_plugins
 from porter.specs.rules import Weights
 from porter.specs.schema import Block, Dims, Embed, Head, Norm, Tokenizer
 from porter.specs.tree import Map, locate
@@ -181,9 +181,7 @@ def _check_positions(tree: Map, dims: Dims, embed: Embed) -> None:
 
 def _check_named(tree: Map, blocks: Iterable[Block]) -> None:
     """Refuses a plugin that is used without being listed: who lacks it should be told at once."""
-    used = {block.mixer.kind: "mixer" for block in blocks if block.mixer is not None}
-    used |= {block.mlp.act: "mlp.act" for block in blocks if plugin_of("activation", block.mlp.act)}
-    for key, axis in used.items():
+    for key, axis in {key: axis for block in blocks for key, axis in used_plugins(block).items()}.items():
         if key not in tree["plugins"]:
             where = locate(tree, ("block", *axis.split(".")))
             raise SpecError(f"{where}: block.{axis} is {key!r}, a plugin", "its key listed", f"Add `plugins: [{key}]`.")

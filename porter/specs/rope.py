@@ -2,15 +2,20 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, PlainSerializer, WrapValidator
 
 from porter.specs.kinds import Rounding, Strict
+from porter.specs.plugins import or_plugin
 
 
 class RopeScaling(Strict):
     """Frequency scaling of RoPE, as HF's rope_parameters name it."""
 
-    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_alpha"] = "default"
+    rope_type: Annotated[
+        Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope", "ntk_alpha"],
+        WrapValidator(or_plugin("rope_scaling")),
+        PlainSerializer(str),
+    ] = "default"
     factor: float | None = None
     alpha: float | None = None
     original_max_position_embeddings: int | None = None

@@ -102,7 +102,7 @@ class Mlp(Strict):
     post_norm: bool = Field(False, description="A norm on the branch's output, before it is added.")
     after_norm: bool = Field(False, description="A norm on the stream, after the branch is added.")
     gated: bool = Field(True, description="down(act(gate(x)) * up(x)), or down(act(up(x))).")
-    act: Annotated[MlpActivation, BeforeValidator(read_activation), WrapValidator(or_plugin), PlainSerializer(str)] = Field(description="Activation, or the key of a plugin; HF's names are read too. xielu has tensors of its own (Apertus).")  # fmt: skip  # noqa: E501
+    act: Annotated[MlpActivation, BeforeValidator(read_activation), WrapValidator(or_plugin("activation")), PlainSerializer(str)] = Field(description="Activation, or the key of a plugin; HF's names are read too. xielu has tensors of its own (Apertus).")  # fmt: skip  # noqa: E501
     bias: bool = Field(False, description="The projections have biases.")
 
 

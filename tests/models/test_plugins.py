@@ -27,6 +27,8 @@ SIZES = """sizes:
 TOY = """from porter.specs.plugins import Plugin
 
 ACT = Plugin("activation", "softsilu", "toy_torch:softsilu")
+ROUTER = Plugin("router", "absolute", "toy_torch:absolute")
+SCALING = Plugin("rope_scaling", "halved", "toy_torch:halved")
 BROKEN = Plugin("activation", "lost", "toy_torch:nothing")
 """
 TORCH = """import torch
@@ -34,9 +36,19 @@ TORCH = """import torch
 
 def softsilu(x):
     return x * torch.tanh(x)
+
+
+def absolute(logits):
+    return logits.abs()
+
+
+def halved(*, theta, dim, scaling, max_positions, seq_len):
+    return theta ** (-torch.arange(0, dim, 2) / dim) / scaling["factor"], 1.0
 """
 POINTS = """[porter.plugins]
 softsilu = toy_plugin:ACT
+absolute = toy_plugin:ROUTER
+halved = toy_plugin:SCALING
 lost = toy_plugin:BROKEN
 absent = toy_plugin:MISSING
 """
@@ -81,6 +93,29 @@ def test_a_plugin_computes(write: Callable[[str], Path]) -> None:
     build.model()(random_ids(build, 5), tap=nodes.__setitem__)
     gate, up = nodes["layers.1.mlp.gate"], nodes["layers.1.mlp.up"]
     assert torch.equal(nodes["layers.1.mlp.act"], gate * torch.tanh(gate) * up)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_router_and_a_scaling_of_rope_compute(write: Callable[[str], Path]) -> None:
+    text = """plugins: [absolute, halved]
+block:
+  rope: {scaling: {rope_type: halved, factor: 2.0}}
+  moe: {experts: 4, top_k: 2, ffn: 32, router: {score: absolute}}
+"""
+    path = write(text)
+    build, linear = (
+        plan_build(
+            str(path), size="tiny", weights="random:stress", overrides=overrides, dtype="float32", ops="reference",
+            device="cpu", prompt=None, tokens=None,
+        )
+        for overrides in ((), ("block.rope.scaling={rope_type: linear, factor: 2.0}",))
+    )  # fmt: skip
+    nodes, same = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
+    build.model()(random_ids(build, 9), tap=nodes.__setitem__)
+    linear.model()(random_ids(build, 9), tap=same.__setitem__)
+    logits = nodes["layers.0.moe.router"]
+    assert torch.equal(nodes["layers.0.moe.topk"], logits.abs().topk(2).values)
+    torch.testing.assert_close(nodes["layers.0.attn.q_rope"], same["layers.0.attn.q_rope"])
 
 
 def test_without_the_package_the_spec_is_refused_early(write: Callable[[str], Path]) -> None:
