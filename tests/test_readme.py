@@ -145,14 +145,12 @@ def test_links_lead_somewhere() -> None:
     assert [target for target in targets if "://" not in target and not (ROOT / target).exists()] == []
 
 
-def test_families_and_sizes_are_those_of_model_specs() -> None:
-    from porter.specs.family import find_family
-    from porter.specs.tree import builtin_spec_names
+def test_the_table_of_families_is_that_of_the_specs_and_of_their_last_run() -> None:
+    from porter.specs.overview import make_table, put_into, read_results, stale
 
-    listed = {family: sizes.split(", ") for family, sizes in table("family")}
-    assert listed == {
-        name: [size for size in find_family(name).sizes if size != "tiny"] or ["tiny"] for name in builtin_spec_names()
-    }
+    results = read_results(ROOT / "benchmarks" / "results" / "exact.json")
+    assert stale(results) == [], "make table"
+    assert put_into(README, make_table(results)) == README, "make table"
 
 
 def test_exit_codes_are_those_of_the_command_line() -> None:

@@ -4,6 +4,7 @@ import click
 
 from porter.cli.spec_comparisons import diff, exact
 from porter.cli.spec_draft import draft
+from porter.cli.spec_table import table
 
 
 @click.group()
@@ -62,3 +63,4 @@ def check(names: tuple[str, ...], hf: bool) -> None:
 specs.add_command(exact)
 specs.add_command(diff)
 specs.add_command(draft)
+specs.add_command(table)
