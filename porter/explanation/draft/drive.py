@@ -6,19 +6,22 @@ as norm or rope, a pattern over layers), and numbers of the config whose key sou
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import permutations, product
+from typing import Any, get_args
 
 from porter.errors import PorterError
 from porter.explanation.draft.lists import tell_apart
 from porter.explanation.draft.pool import Keys, Pool
 from porter.explanation.draft.probe import Place, Probe
-from porter.explanation.draft.sketch import Change, Sketch, evaluated, keys_read
+from porter.explanation.draft.sketch import Change, Sketch, as_map, evaluated, keys_read
 from porter.specs.alternatives import alternatives
 from porter.specs.blueprint import Blueprint
 from porter.specs.expressions import is_expression
 from porter.specs.located import read_value
 from porter.specs.overrides import keys_of
 from porter.specs.resolve import Resolved
+from porter.specs.rules import WeightRule
+from porter.specs.tree import Map
 
 _CLOSEST = 5  # single changes that are tried with each other one
 _MOST = 24  # changes in a row
@@ -62,7 +65,8 @@ class Drive:
     def _best(self, resolved: Resolved, place: Place) -> Move | None:
         index = place.position // 100
         singles = [(change,) for change in self._singles(resolved, place)]
-        scored = self._score(singles, index, resolved.blueprint)
+        together = [*self._splits(resolved), *self._attentions()] if place.node.startswith("attn.") else []
+        scored = self._score([*singles, *together], index, resolved.blueprint)
         found = self._choose(scored, place)
         if found is None and place.unit.startswith("layers."):
             cases = self._of_some_layers([move[0] for move in singles], resolved, int(place.unit[7:]))
@@ -70,15 +74,38 @@ class Drive:
         if found is None:
             near = [each for each in scored if each[1] is not None and each[1].position >= place.position]
             closest = sorted(near, key=lambda each: each[1].residual if each[1] else 0.0)
-            pairs = self._pairs([move[0] for move, _ in closest[:_CLOSEST]], [move[0] for move in singles])
+            few = [move for move, _ in closest[:_CLOSEST]]
+            pairs = self._pairs(few, [*singles, *together])
             found = self._choose(self._score(pairs, index, resolved.blueprint), place)
         return found
 
-    def _pairs(self, few: list[Change], all_: list[Change]) -> Iterator[Move]:
+    def _pairs(self, few: list[Move], all_: list[Move]) -> Iterator[Move]:
         for count, one in enumerate(few):
             for other in all_:
-                if other not in few[: count + 1] and other.keys[: len(one.keys)] != one.keys[: len(other.keys)]:
-                    yield one, other
+                if other not in few[: count + 1] and not any(_overlap(a.keys, b.keys) for a in one for b in other):
+                    yield (*one, *other)
+
+    def _splits(self, resolved: Resolved) -> Iterator[Move]:
+        """Every order of a fused q, k and v, repeated as often as any rule may."""
+        table = self.sketch.family().tree["weights"]["block"]
+        rule = table.get("attn.qkv")
+        if "attn.qkv" not in resolved.blueprint.weights.block or not isinstance(rule, Map):
+            return
+        groups = get_args(WeightRule.model_fields["groups"].annotation)
+        for order, group in product(permutations("qkv"), groups):
+            value = as_map({**rule, "order": list(order), "groups": group})
+            yield (Change(("weights", "block", "attn.qkv"), value, "by the tensors; order and groups by HF's bits"),)
+
+    def _attentions(self) -> Iterator[Move]:
+        """What a family does about positions and scores, all of it together."""
+        for family in self.pool.families:
+            block = family.tree["block"]
+            why = f"as in {family.name}; HF's bits agree with it"
+            moves = [Change(("block", key), block.get(key), why) for key in ("rope", "alibi")]
+            for key, value in block["attn"].items():
+                if not self._is_fixed(("block", "attn", key)) and key != "qk_norm":
+                    moves.append(Change(("block", "attn", key), value, why))
+            yield tuple(moves)
 
     def _score(self, moves: Iterable[Move], index: int, base: Blueprint) -> list[tuple[Move, Place | None]]:
         """Each move that runs, with where the unit differs after it."""
@@ -135,6 +162,7 @@ class Drive:
         for change in (
             *self._patterns(section),
             *self._of_families(sections, names),
+            *(self._widths() if section == "layer" else ()),
             *self._others(resolved, layer, section),
         ):
             mark = (change.keys, repr(change.value))
@@ -208,6 +236,15 @@ class Drive:
             value = each.other if is_expression(each.other) else read_value(each.other, "draft")
             yield Change(tuple(keys_of(each.path)), self._named(value, each.path), "HF's bits agree with it alone")
 
+    def _widths(self) -> Iterator[Change]:
+        """Widths and factors that configs have under keys of their own."""
+        for key, held in self.sketch.config.items():
+            if type(held) is int and "rot" in key:
+                yield Change(("block", "rope", "dim"), f"=cfg.{key}", "HF's bits agree with it")
+            if type(held) in (int, float) and held and "scal" in key:
+                for text in (f"=cfg.{key} ** -0.5", f"=cfg.{key}", f"=1 / cfg.{key}"):
+                    yield Change(("block", "attn", "scale"), text, "HF's bits agree with it")
+
     def _named(self, value: Any, path: str) -> Any:
         """A number or word as the config key that holds it, where one key with a like name does."""
         if value is None or isinstance(value, bool | list):
@@ -221,6 +258,11 @@ class Drive:
         if not keys and isinstance(value, float) and value not in (0.0, 1.0):
             keys = [key for key, held in self.sketch.config.items() if held == value and isinstance(held, float)]
         return f"=cfg.{keys[0]}" if len(keys) == 1 else value
+
+
+def _overlap(one: Keys, other: Keys) -> bool:
+    """Whether the second of two changes would undo the first: of the same axis, or of the map it is in."""
+    return one[: len(other)] == other
 
 
 def _shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:

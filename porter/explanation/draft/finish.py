@@ -73,7 +73,7 @@ def finish(sketch: Sketch, raw: Mapping[str, Any], pool: Pool, probe: Probe, fol
             undecided.append(f"config key {unread.key}: {unread.reason}; the file describes {value!r} alone")
             if isinstance(value, bool | int | float | str):
                 asked.append(f"first(cfg.{unread.key}, {value!r}) == {value!r}")
-    left_out = {*sketch.family().tree["ignore_config"], *ignored, "architectures"}
+    left_out = {*_reasons(sketch), *ignored, "architectures"}
     if asked:
         kept = list(sketch.family().tree.get("requires") or [])
         sketch = sketch.with_change(Change(("requires",), [*kept, *asked], "no axis reads these keys, and HF does"))
@@ -119,6 +119,11 @@ def _defaults(sketch: Sketch, ignored: Mapping[str, str | None], given: Mapping[
     }
 
 
+def _reasons(sketch: Sketch) -> set[str]:
+    """The keys that the parent ignores; null takes back what its own parent ignores."""
+    return {key for key, reason in sketch.family().tree["ignore_config"].items() if reason is not None}
+
+
 def _read_keys(sketch: Sketch, given: Mapping[str, Any], ignored: Mapping[str, str | None]) -> dict[str, Any]:
     """The keys that the spec reads and the given config lacks, with HF's values for them."""
     unread = {key.split(".")[0] for key in sketch.resolve().unread} | set(ignored)
@@ -127,8 +132,8 @@ def _read_keys(sketch: Sketch, given: Mapping[str, Any], ignored: Mapping[str, s
         for key, value in sketch.config.items()
         if key not in given and key not in unread and value is not None and not isinstance(value, Mapping | list)
     }
-    ignore = sketch.family().tree["ignore_config"]
-    found = {key: value for key, value in found.items() if key not in ignore}
+    reasons = _reasons(sketch)
+    found = {key: value for key, value in found.items() if key not in reasons}
     inherited = sketch.parent.tree["config_defaults"] or {}
     return {key: None for key in inherited if key not in given} | found  # the parent's defaults may be wrong here
 

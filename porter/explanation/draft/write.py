@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from porter.explanation.draft.sketch import Sketch, as_map, put
+from porter.explanation.draft.sketch import Change, Sketch, as_map, put
 from porter.specs.tree import Map
 
 _PLAIN = re.compile(r"[A-Za-z_/][\w./{}!*-]*( [\w./-]+)*$")
@@ -23,7 +23,7 @@ def yaml_of(sketch: Sketch, head: list[str], extra: Mapping[str, Any], sizes: Ma
     """
     tree, notes = Map(), {}
     for change in sketch.changes:
-        put(tree, change.keys, change.value)
+        put(tree, change.keys, _whole(sketch, change))
         notes[change.keys] = change.why
     lines = ["# yaml-language-server: $schema=schema.json", *(f"# {line}" for line in head)]
     lines += [
@@ -39,6 +39,15 @@ def yaml_of(sketch: Sketch, head: list[str], extra: Mapping[str, Any], sizes: Ma
     for name, entry in sizes.items():
         lines += [f"  {name}:", *(f"    {key}: {flow(value)}" for key, value in entry.items())]
     return "\n".join(lines) + "\n"
+
+
+def _whole(sketch: Sketch, change: Change) -> Any:
+    """A map that takes the place of the parent's says so: the file is merged onto the parent, map by map."""
+    node: Any = sketch.parent.tree
+    for key in change.keys:
+        node = node.get(key) if isinstance(node, Map) else None
+    is_merged = isinstance(node, Map) and isinstance(change.value, Mapping) and change.keys[0] != "weights"
+    return {"_replace": True, **change.value} if is_merged else change.value
 
 
 def _lines(tree: Map, notes: Mapping[tuple[str, ...], str], path: tuple[str, ...], depth: int) -> list[str]:
