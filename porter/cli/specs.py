@@ -2,6 +2,7 @@
 
 import click
 
+from porter.cli.spec_axes import axes
 from porter.cli.spec_comparisons import diff, exact
 from porter.cli.spec_draft import draft
 from porter.cli.spec_table import table
@@ -64,3 +65,4 @@ specs.add_command(exact)
 specs.add_command(diff)
 specs.add_command(draft)
 specs.add_command(table)
+specs.add_command(axes)

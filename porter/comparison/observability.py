@@ -23,6 +23,7 @@ from porter.weights.reader import SharedTensors, WeightReader
 
 _LEFT_OUT = {"embed": "the embedding was not compared", "head": "the head was not compared"}
 By = Literal["semantics", "exact"]
+NO_BIT = "no bit moved on these weights and this prompt"
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,8 @@ def explain_blindness(fault: Fault, captured: Captured, num_layers: int, dtype: 
         return "a float32 table is multiplied in float32 either way"
     if name.endswith("dtype") and dtype == torch.float32:
         return "float32 rounds alike"
+    if name == "sorted" and all(block.moe is None or block.moe.top_k <= 2 for block in fault.blueprint.blocks):
+        return "two terms add to the same sum in either order"
     if length == 1 and "rope" in fault.path:
         return "one token at position 0 is not rotated"
-    return "no bit moved on these weights and this prompt"
+    return NO_BIT

@@ -58,7 +58,9 @@ def axes_off_the_base(family: Family) -> list[str]:
     base = dict(leaves(_bare(read_map(spec_folder() / f"{BASE}.yaml"))))
     own = dict(leaves(_bare(family.tree)))
     names = [path[1:] if path[0] == "block" else path for path in own if base.get(path, ...) != own[path]]
-    names += [path[1:] if path[0] == "block" else path for path in base if path not in own and path[0] != "patterns"]
+    nulls = {path for path, value in own.items() if value is None}  # of a part that is null, the part itself is named
+    gone = [path for path in base if path not in own and not any(path[:depth] in nulls for depth in range(len(path)))]
+    names += [path[1:] if path[0] == "block" else path for path in gone if path[0] != "patterns"]
     short = [("patterns", path[1]) if path[0] == "patterns" else path for path in names]
     return list(dict.fromkeys(".".join(path) for path in short))
 
