@@ -11,18 +11,18 @@ from porter.cli.options import PLACE, build_options
 @click.command()
 @click.argument("model", required=False)
 @build_options
+@click.option("--port", metavar="PORT", help="The port, where it is not the build: dump:DIR, or module:pkg.mod:fn.")
+@click.option("--map", type=PLACE, metavar="FILE", help="Where the nodes of a module are; porter map drafts it.")
 @click.option("--prompts", type=PLACE, help="A text file, or .jsonl with a prompt a line; the longest is taken.")
-@click.option("--port", metavar="PORT", help="A module of your own, as in porter diff: module:pkg.mod:fn.")
-@click.option("--map", type=PLACE, metavar="FILE", help="Where its nodes are.")
 @click.option("--json", "json_path", metavar="FILE", help="Write the result there too; - prints it alone on stdout.")
 @click.pass_context
 def explain(ctx: click.Context, /, model: str | None, json_path: str | None, **given: object) -> None:
     """Name the axis that makes a port differ from its reference.
 
     MODEL is what porter build takes; without it, the build just made. Other values of the axes that act at the first
-    failing node are tried there, until it and what follows are at the floor. Of a module, the axis is named that it
-    has otherwise. Exits with 0 when all is explained or
-    nothing differs, 1 when a part of it or nothing is.
+    failing node are tried there, until it and what follows are at the floor. Of a module or a dump, the axes and
+    tensors are named with which the reference's own spec computes what the port did. Exits with 0 when all is
+    explained or nothing differs, 1 when a part of it or nothing is.
     """
     to_file = Path(json_path) if json_path and json_path != "-" else None
     if to_file:

@@ -8,7 +8,9 @@ from typing import Any
 import click
 
 from porter.explanation.explain import Explanation
-from porter.explanation.search import MOST_FAULTS, Change, Step, Tried
+from porter.explanation.search import MOST_FAULTS
+from porter.explanation.steps import Change, Single, Step, Tried
+from porter.explanation.weight_changes import WeightChange
 
 SCHEMA = "porter.explain/1"
 _MOST = 8  # changes that explain a fault equally well and are shown; the JSON has all
@@ -18,7 +20,7 @@ def print_explanation(found: Explanation) -> None:
     """The cards, the patch, and the flags that make it."""
     for step in found.steps:
         click.echo(_card(step, found) if step.equals else _unexplained(step))
-    if found.kept and not found.module:
+    if found.kept and not found.foreign:
         click.echo(f"The mended port: {shlex.join(part for each in found.kept for part in ('--set', each))}")
     click.echo(_conclusion(found))
 
@@ -26,24 +28,24 @@ def print_explanation(found: Explanation) -> None:
 def to_text(found: Explanation) -> str:
     """The explanation as JSON."""
     document = {
-        "schema": SCHEMA, "model": found.name, "module": found.module,
-        "dtype": found.dtype, "tokens": found.tokens, "outcome": found.outcome,
+        "schema": SCHEMA, "model": found.name, "dtype": found.dtype, "tokens": found.tokens,
+        "outcome": found.outcome, "foreign": found.foreign,
         "exit": found.exit_code, "set": found.kept, "looked_at": found.looked_at,
-        "faults": [_fault_to_json(step) for step in found.steps],
+        "faults": [_fault_to_json(step, found.foreign) for step in found.steps],
     }  # fmt: skip
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def _card(step: Step, found: Explanation) -> str:
     change, dtype = step.equals[0], "float32" if step.by == "semantics" else found.dtype
-    sides = ("the reference", "your module") if found.module else ("the port has", "the reference")
     rows = []
     for each in change:
-        rows += [("axis", each.path), (sides[0], each.value), (sides[1], each.other)]
+        sides = (each.other, each.value) if found.foreign else (each.value, each.other)
+        rows += [(_kind(each), each.path), ("the port has", sides[0]), ("the reference", sides[1])]
     assert step.after is not None
     if step.by == "preflight":
         rows.append(("the tensors", f"{step.failing} do not fit → all fit"))
-    elif step.by == "semantics":
+    elif found.foreign or step.by == "semantics":
         rows.append(("at the node", f"ρ {step.before.residual:.3g} → {step.after.residual:.3g}"))
     else:
         rows.append(("at the node", f"differs in bits, by {step.before.residual:.1e} → bit-equal"))
@@ -53,9 +55,22 @@ def _card(step: Step, found: Explanation) -> str:
         f"{step.before.name} ({step.by if step.by == 'preflight' else f'{step.by}, {dtype}'})",
         *(f"  {name:<15}{value}" for name, value in rows),
     ]
-    for each in () if found.module else change:
+    for each in change if not found.foreign else ():
         lines += ["  patch", *(f"    {line}" for line in each.patch.splitlines())]
+    if found.foreign:
+        lines.append(f"  so             {' and '.join(map(_said, change))}")
     return "\n".join(lines + _equals(step))
+
+
+def _kind(change: Single) -> str:
+    return "tensor" if isinstance(change, WeightChange) else "axis"
+
+
+def _said(change: Single) -> str:
+    """What the code of a foreign port does, in a sentence."""
+    if isinstance(change, WeightChange):
+        return f"it computes with {change.path} {change.other}, where the reference has it {change.value}"
+    return f"its code computes as with {change.path} {change.other}; the reference's is {change.value}"
 
 
 def _equals(step: Step) -> list[str]:
@@ -82,7 +97,7 @@ def _unexplained(step: Step) -> str:
 def _size(step: Step) -> str:
     if step.by == "preflight":
         return f"{step.failing} do not fit"
-    return f"ρ {step.before.residual:.3g}" if step.by == "semantics" else f"off by {step.before.residual:.1e}"
+    return f"ρ {step.before.residual:.3g}" if step.by != "exact" else f"off by {step.before.residual:.1e}"
 
 
 def _left(step: Step, tried: Tried) -> str:
@@ -97,14 +112,8 @@ def _conclusion(found: Explanation) -> str:
     count = sum(bool(step.equals) for step in found.steps)
     where = f"on {found.tokens} tokens, in float32 at each kind of layer and bit for bit in {found.dtype} at every one"
     faults = f"{count} {'fault' if count == 1 else 'faults'}"
-    if found.module:
-        where = f"on {found.tokens} tokens, in float32 at each kind of layer"
-        return {
-            "nothing": f"Nothing to explain: {found.module} computes what the spec does, {where}.",
-            "explained": f"Explained: {faults}; with the change the spec computes what {found.module} does, {where}.",
-            "partly": f"Partly explained: {faults}, and one more that no change of the spec gives.",
-            "unexplained": f"Not explained: no change of the spec that was tried computes what {found.module} does.",
-        }[found.outcome]
+    if found.foreign:
+        return _of_foreign(found, faults)
     return {
         "nothing": f"Nothing to explain: the spec, in plain torch, computes what the reference does, {where}. "
         "What porter diff fails all the same lies in fused ops or another way of feeding.",
@@ -115,23 +124,35 @@ def _conclusion(found: Explanation) -> str:
     }[found.outcome]
 
 
-def _fault_to_json(step: Step) -> dict[str, Any]:
+def _of_foreign(found: Explanation, faults: str) -> str:
+    where = f"on {found.tokens} tokens in {found.dtype}, at every layer it shows"
+    return {
+        "nothing": f"Nothing to explain: the port computes what the reference does, {where}.",
+        "explained": f"Explained: {faults}; so changed, the reference's own spec computes what the port did, {where}.",
+        "partly": f"Partly explained: {faults}, and one more that no change of the spec or of a tensor gives.",
+        "unexplained": "Not explained: no change of the spec, and no other reading of a layer's tensors, gives what "
+        "the port computed; look at the op itself.",
+    }[found.outcome]
+
+
+def _fault_to_json(step: Step, foreign: bool) -> dict[str, Any]:
     return {
         "unit": step.unit, "stage": step.by, "node": step.before.name, "before": _number(step.before.residual),
         "after": None if step.after is None else _number(step.after.residual), "failing": step.failing,
         "explained": step.explained, "tried": step.tried, "axes": step.axes,
-        "changes": [_change_to_json(each) for each in step.equals],
+        "changes": [_change_to_json(each, foreign) for each in step.equals],
         "closest": None if step.closest is None else {
-            "change": _change_to_json(step.closest.change), "residual": _number(step.closest.residual)
+            "change": _change_to_json(step.closest.change, foreign), "residual": _number(step.closest.residual)
         },
     }  # fmt: skip
 
 
-def _change_to_json(change: Change) -> list[dict[str, str]]:
+def _change_to_json(change: Change, foreign: bool) -> list[dict[str, str]]:
     return [
-        {"axis": each.path, "port": each.value, "reference": each.other, "set": each.override, "patch": each.patch}
+        {"kind": _kind(each), "axis": each.path, "port": each.other if foreign else each.value,
+         "reference": each.value if foreign else each.other, "set": each.override, "patch": each.patch}
         for each in change
-    ]
+    ]  # fmt: skip
 
 
 def _number(value: float) -> float | None:

@@ -93,8 +93,8 @@ def diff_dumps(
     with run.timed("preflight"):
         asked = prompt is not None or prompts is not None or tokens is not None
         wanted = read_prompts(build.blueprint, tokenizer, prompt, prompts, tokens) if asked else []
-        run.found.prompts = [_prompt(dumps, wanted, build.blueprint.dims.vocab, tokenizer)]
-        run.found.checks = [*_check_dumps(dumps, run, folder), *check_config(build)]
+        run.found.prompts = [prompt_of_dump(dumps, wanted, build.blueprint.dims.vocab, tokenizer)]
+        run.found.checks = [*check_dumps(dumps, build, folder), *check_config(build)]
     stage = STAGE[dumps.dtype]
     run.progress.plan([Work(f"{stage} {dumps.dtype}", build.blueprint.dims.layers + 2, run.found.prompts[0].length)])
     with run.timed(f"load {dumps.dtype}"):
@@ -137,7 +137,8 @@ def refuse_flags(dumps: Dumps, run: Run, *, overrides: Sequence[str]) -> None:
             raise UsageError(f"{flag} with {PREFIX}{dumps.given[0].folder}", str(why), "Leave it out.")
 
 
-def _prompt(dumps: Dumps, wanted: Sequence[Prompt], vocab: int, tokenizer: Any) -> Prompt:
+def prompt_of_dump(dumps: Dumps, wanted: Sequence[Prompt], vocab: int, tokenizer: Any) -> Prompt:
+    """The tokens that were recorded.   Raises ArtifactError where others are asked for."""
     dump = dumps.given[0]
     ids = tuple(dump.manifest.ids)
     if len(wanted) > 1 or (wanted and wanted[0].ids != ids):
@@ -155,8 +156,9 @@ def _said_ids(ids: Sequence[int]) -> str:
     return f"{len(ids)} ids, {' '.join(map(str, ids[:6]))}{' …' if len(ids) > 6 else ''}"
 
 
-def _check_dumps(dumps: Dumps, run: Run, folder: Path) -> Iterator[Check]:
-    num_layers = run.build.blueprint.dims.layers
+def check_dumps(dumps: Dumps, build: Build, folder: Path) -> Iterator[Check]:
+    """What the manifests say, held against a build.   Raises ArtifactError."""
+    num_layers = build.blueprint.dims.layers
     weights = hash_checkpoint(folder, None) if any(each.manifest.weights for each in dumps.given) else None
     for side, dump in (("port", dumps.port), ("reference", dumps.reference)):
         if dump is None:
@@ -165,7 +167,7 @@ def _check_dumps(dumps: Dumps, run: Run, folder: Path) -> Iterator[Check]:
         layers = {int(found[1]) for name in said.nodes if (found := re.match(r"layers\.(\d+)\.", name))}
         if layers and max(layers) >= num_layers:
             wrong = f"{dump.folder} has a layer {max(layers)}"
-            raise ArtifactError(wrong, f"layers 0 to {num_layers - 1} of {run.build.name}", "Name its own model.")
+            raise ArtifactError(wrong, f"layers 0 to {num_layers - 1} of {build.name}", "Name its own model.")
         if said.weights is not None and said.weights != weights:
             wrong = f"{dump.folder} is a dump of other weights: their hash is {said.weights[:12]}…"
             raise ArtifactError(wrong, f"{str(weights)[:12]}…, of {folder}", "Name the weights that were dumped.")
@@ -205,7 +207,11 @@ def _told(report: DiffReport, dumps: Dumps, stage: StageName) -> dict[str, Any]:
     }
     for side, dump in (("port", dumps.port), ("reference", dumps.reference)):
         if dump is not None:
-            details = {"dump": str(dump.folder), "framework": dump.manifest.framework, "spec": dump.manifest.spec or ""}
+            details = {
+                "dump": str(dump.folder),
+                "framework": dump.manifest.framework,
+                "recorded spec": dump.manifest.spec or "",
+            }
             told[side] = Side(dump.describe(), dumps.dtype, "recorded", {**getattr(report, side).details, **details})
     if dumps.port is not None:
         told |= {"spec_hash": dumps.port.manifest.spec or "", "overrides": ()}

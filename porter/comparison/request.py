@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from porter.errors import UsageError, closest
 from porter.models.build import Build, plan_build
-from porter.models.choices import DEFAULT_DTYPE
+from porter.models.choices import DEFAULT_DTYPE, check_flags
 from porter.models.records import read_build
 
 
@@ -29,8 +29,11 @@ def find_build(
             model, size=size, weights=weights, overrides=overrides, dtype=dtype or DEFAULT_DTYPE, ops=ops or "auto",
             device=device or "auto", prompt=None, tokens=None,
         )  # fmt: skip
-    if weights is None and size is None and dtype is None and not overrides:
-        return replace(recorded, ops=ops or recorded.ops, device=device or recorded.device)
+    check_flags(dtype or recorded.dtype, ops or recorded.ops, device or recorded.device, None)
+    if weights is None and size is None and not overrides:  # whatever config it was given stays
+        return replace(
+            recorded, ops=ops or recorded.ops, device=device or recorded.device, dtype=dtype or recorded.dtype
+        )
     return plan_build(
         recorded.spec, size=size or recorded.size, weights=weights or recorded.weights,
         overrides=(*recorded.overrides, *overrides), dtype=dtype or recorded.dtype, ops=ops or recorded.ops,

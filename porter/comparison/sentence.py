@@ -24,8 +24,8 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
 _SAID = 2  # parts of a module that are not called
 # Of porter diff, what porter explain has not: with a value, and without.
 _DIFF_FLAGS = (
-    "--port", "--map", "--reference", "--layers", "--out", "--json", "--html", "--junit", "--github-summary",
-    "--fail-on", "--stage", "--golden-cache",
+    "--reference", "--layers", "--out", "--json", "--html", "--junit", "--github-summary", "--fail-on", "--stage",
+    "--golden-cache",
 )  # fmt: skip
 _DIFF_SWITCHES = ("--grad", "--axes", "--self-check", "--timings")
 
@@ -90,19 +90,22 @@ def _of_report(report: DiffReport) -> list[str]:
     size = "tiny" if report.name == f"{stem}-tiny" else report.name if report.name != stem else None
     changed = [part for override in report.overrides for part in ("--set", override)]
     sized = ["--size", size] if size else []
+    if "dump" in report.port.details:
+        return [spec, *sized, "--weights", report.weights, "--port", f"dump:{report.port.details['dump']}"]
     return [spec, *sized, "--weights", report.weights, "--dtype", report.port.dtype, *changed]
 
 
 def _failed(report: DiffReport, fail: NodeDiff) -> str:
     where = f"FAIL at {fail.name} ({fail.stage}, {fail.dtype}): {fail.reason}"
-    if "dump" in report.port.details:  # porter explain changes specs, and a dump has none that it could run
-        return f"{where}; look at {suspects(fail.name)}."
-    again = next_command(report)
-    if "module" in report.port.details:
-        return f"{where}{_of_module(report, fail)}; look at {suspects(fail.name)}; next: {_after_module(report, fail)}"
+    where += _of_module(report, fail) if "module" in report.port.details else ""
+    said = f"{where}; look at {suspects(fail.name)}"
+    if "dump" in report.reference.details:
+        return f"{said}."  # explain runs the reference
     if fail.stage == "gradients":
-        again = shlex.join(["porter", "diff", report.name, "--stage", "gradients"])
-    return f"{where}; look at {suspects(fail.name)}; next: {again}"
+        return f"{said}; next: {shlex.join(['porter', 'diff', report.name, '--stage', 'gradients'])}"
+    if "module" in report.port.details and not report.command.startswith("porter diff"):
+        return f"{said}; next: porter.explain(…, port=…, map=…)"  # from Python, where the module is at hand
+    return f"{said}; next: {next_command(report)}"
 
 
 def _of_module(report: DiffReport, fail: NodeDiff | None) -> str:
@@ -117,15 +120,6 @@ def _of_module(report: DiffReport, fail: NodeDiff | None) -> str:
         more = f" and {others} more" if others else ""
         said += f"; the data fit the map’s line “{first.line}”{more}"
     return said
-
-
-def _after_module(report: DiffReport, fail: NodeDiff) -> str:
-    """porter explain with the module; where it was no command, the quickest diff that shows whether it is mended."""
-    if report.command.startswith("porter diff") and fail.stage == "semantics":
-        module = ["--port", f"module:{report.port.details['module']}", "--map", report.port.details["map"]]
-        return f"{next_command(report)} {shlex.join(module)}"
-    layers = "first-bad" if fail.layer is None else str(fail.layer)
-    return f"porter.diff(…, layers={layers!r}, stages=[{fail.stage!r}])"
 
 
 def _missed(report: DiffReport, first: Injected) -> str:

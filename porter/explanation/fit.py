@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from porter.errors import SpecError, WeightError
-from porter.explanation.search import CLOSEST, Change, Search, Step, Tried
+from porter.explanation.search import CLOSEST, Search
+from porter.explanation.steps import Change, Step, Tried
 from porter.explanation.trial import Judged
 from porter.specs.alternatives import Alternative, alternatives, other_dims
 from porter.specs.axes import first_of_each_kind

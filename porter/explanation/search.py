@@ -1,15 +1,16 @@
 """Looks for the changes of a spec that bring a unit's nodes to the floor: one axis, else two, fault after fault."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Literal
 
 from torch import Tensor
 
 from porter.errors import SpecError
 from porter.explanation.numbers import fit_number, rounder_numbers
-from porter.explanation.trial import By, Judged, Rank, Unit, first_failing, rank
+from porter.explanation.steps import Change, Outcome, Step, Tried
+from porter.explanation.trial import AnyUnit, ForeignUnit, Judged, Rank, first_failing, rank
+from porter.explanation.weight_changes import WeightChange, weight_changes
 from porter.models.build import Build
 from porter.specs.alternatives import Alternative, alternatives, numbers_in_force, value_text
 from porter.specs.blueprint import Blueprint
@@ -21,46 +22,6 @@ _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the par
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
     "moe.": ("block.rope", "block.attn.", "weights.block.attn."),
 }
-Change = tuple[Alternative, ...]  # one axis, or two at once
-
-
-@dataclass(frozen=True)
-class Tried:
-    """A change that does not help, with what it leaves of the first failing node."""
-
-    change: Change
-    residual: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """One fault: where it showed, and what takes it away.
-
-    Attributes:
-        before: the first failing node as the port has it; after: the same, changed. None: nothing helps.
-        equals: changes that explain it equally well, the first of which was kept; empty: nothing helps.
-        failing, left: nodes of the unit that fail before and after.
-        axes: that were tried; tried: how many values. closest: of what does not help, the closest.
-    """
-
-    unit: str
-    by: By
-    before: Judged
-    after: Judged | None
-    equals: tuple[Change, ...]
-    failing: int
-    left: int
-    axes: tuple[str, ...]
-    tried: int
-    closest: Tried | None
-
-    @property
-    def explained(self) -> int:
-        """Nodes that the change brings to the floor."""
-        return self.failing - self.left
-
-
-Outcome = Literal["nothing", "explained", "partly", "unexplained"]
 
 
 class Search:
@@ -71,6 +32,7 @@ class Search:
         self.kept: list[str] = []  # axis=value
         self.steps: list[Step] = []
         self.resolved = build.resolved
+        self.weights: tuple[WeightChange, ...] = ()
 
     @property
     def stuck(self) -> bool:
@@ -85,24 +47,36 @@ class Search:
             return "explained"
         return "partly" if len(self.steps) > 1 else "unexplained"
 
-    def visit(self, unit: Unit, others: Sequence[Unit] = ()) -> None:
+    def visit(self, unit: AnyUnit, others: Sequence[AnyUnit] = ()) -> None:
         """Explains what fails in a unit, until nothing does or nothing helps.
 
         Args:
             others: units that say which of the changes that explain it equally well explains more.
         """
         while not self.stuck:
-            judged = unit.judge(self.resolved.blueprint)
+            judged = unit.judge(self.resolved.blueprint, self.weights)
             if first_failing(judged) is None:
                 self.steps = [self._told_apart_by(unit, step) for step in self.steps]
                 return
             self.take(_Fault(self, unit, judged, others).explain(give_up=len(self.steps) == MOST_FAULTS))
+
+    def visit_bits(self, unit: ForeignUnit) -> None:
+        """Explains nodes whose bits a change of one axis gives; those that none gives are as they may be."""
+        while not self.stuck and len(self.steps) < MOST_FAULTS:
+            judged = unit.judge(self.resolved.blueprint, self.weights)
+            if first_failing(judged) is None:
+                return
+            step = _Fault(self, unit, judged, ()).explain(give_up=False)
+            if not step.equals:
+                return
+            self.take(step)
 
     def take(self, step: Step) -> None:
         """Adds a step, and its first change to the spec; an axis that was changed before is changed again."""
         self.steps.append(step)
         if not step.equals:
             return
+        self.weights += tuple(each for each in step.equals[0] if isinstance(each, WeightChange))
         paths = {each.path for each in step.equals[0]}
         again = [each for each in self.steps[:-1] if each.equals and {one.path for one in each.equals[0]} == paths]
         for each in again:  # what this step says of the axis holds for the units before it, too
@@ -110,42 +84,51 @@ class Search:
         self.kept = self.with_change(step.equals[0])
         self.resolved = self.build.changed(self.kept)
 
-    def _told_apart_by(self, unit: Unit, step: Step) -> Step:
+    @property
+    def told(self) -> list[str]:
+        """All that is kept: axis=value, and sentences about tensors."""
+        return [*self.kept, *(each.override for each in self.weights)]
+
+    def _told_apart_by(self, unit: AnyUnit, step: Step) -> Step:
         """The step without those of its equally good changes with which this unit, which passes now, would fail."""
         if len(step.equals) < 2:
             return step
         now = unit.relevant(self.resolved.blueprint)
         kept = list(step.equals[:1])
         for change in step.equals[1:]:
+            if any(isinstance(each, WeightChange) for each in change):
+                kept.append(change)
+                continue
             blueprint = self.build.changed(self._with_instead(step.equals[0], change)).blueprint
-            if unit.relevant(blueprint) == now or first_failing(unit.judge(blueprint)) is None:
+            if unit.relevant(blueprint) == now or first_failing(unit.judge(blueprint, self.weights)) is None:
                 kept.append(change)
         return replace(step, equals=tuple(kept))
 
     def _with_instead(self, change: Change, other: Change) -> list[str]:
         """What is kept, with another change in the place of one."""
         dropped = {each.override for each in change}
-        return [*(each for each in self.kept if each not in dropped), *(each.override for each in other)]
+        return [*(each for each in self.kept if each not in dropped), *_overrides(other)]
 
     def with_change(self, change: Change) -> list[str]:
         """The changes kept so far and these, which replace what was kept of the same axes."""
         paths = {each.path for each in change}
         return [
             *(each for each in self.kept if each.partition("=")[0] not in paths),
-            *(each.override for each in change),
+            *_overrides(change),
         ]
 
 
 class _Fault:
     """The first failing node of a unit, and the changes that are tried on it."""
 
-    def __init__(self, search: Search, unit: Unit, judged: list[Judged], others: Sequence[Unit]) -> None:
+    def __init__(self, search: Search, unit: AnyUnit, judged: list[Judged], others: Sequence[AnyUnit]) -> None:
         self.search, self.unit, self.judged, self.others = search, unit, judged, others
         first = first_failing(judged)
         assert first is not None
         self.first, self.rank, self.node = first, rank(judged), unit.short_name(first)
         self.base = search.resolved.blueprint
-        self.parameters = _shapes(self.base)
+        self.foreign = isinstance(unit, ForeignUnit)
+        self.parameters = _shapes(search.build.reference_blueprint if self.foreign else self.base)
         self.seen: list[tuple[object, list[Judged] | None]] = [(unit.relevant(self.base), None)]
         self.hashes = {self.base.hash}
         self.axes: dict[str, None] = {}
@@ -163,8 +146,12 @@ class _Fault:
         if not give_up:
             self._try_each((single,) for single in self._singles())
             singles = self.failed.copy()
+            if self.foreign and self.unit.by == "exact":
+                singles = []
             if not self.equals:
                 self._try_each((single,) for single in self._fitted())
+            if not self.equals and self.foreign and self.unit.by != "exact":
+                self._try_weights()
             if not self.equals:
                 self._try_each(_pairs(singles))
             self._prefer_what_explains_more()
@@ -178,7 +165,8 @@ class _Fault:
         )  # fmt: skip
 
     def _singles(self) -> Iterator[Alternative]:
-        for each in alternatives(self.search.resolved, self.unit.layer, self.unit.section, self.unit.alike):
+        unit = self.unit
+        for each in alternatives(self.search.resolved, unit.layer, unit.section, unit.alike, alone=self.foreign):
             if self._reaches(each.path):
                 yield each
 
@@ -189,8 +177,8 @@ class _Fault:
         return not _block_path(path).startswith(elsewhere)
 
     def _fitted(self) -> Iterator[Alternative]:
-        """Numbers that none of the usual ones is: fitted to what golden has at the node, one axis at a time."""
-        if self.unit.golden is None:
+        """Numbers that none of the usual ones is: fitted to what the node should be, one axis at a time."""
+        if self.unit.by == "exact":
             return
         for path, value in numbers_in_force(self.search.resolved, self.unit.layer, self.unit.section):
             if self._reaches(path):
@@ -205,9 +193,16 @@ class _Fault:
             blueprint = self.search.build.changed(self.search.with_change((change,))).blueprint
         except SpecError:
             return None
-        assert self.unit.golden is not None
-        found = self.unit.run(blueprint).get(self.node)
-        return None if found is None else (found.double() - self.unit.golden[self.node].double()).flatten()
+        return self.unit.error(self.node, blueprint)
+
+    def _try_weights(self) -> None:
+        """Other ways that the port may have read the tensors of the layer."""
+        if self.unit.layer is None:
+            return
+        for each in weight_changes(self.base, self.unit.layer):
+            judged = self._try((each,), self.base)
+            if judged is not None:
+                self._note((each,), judged)
 
     def _try_each(self, changes: Iterable[Change]) -> None:
         for change in changes:
@@ -226,7 +221,7 @@ class _Fault:
         """The unit's nodes, where the first failing one no longer fails."""
         self.tried += 1
         self.axes |= dict.fromkeys(each.path for each in change)
-        nodes = self.unit.run(blueprint)
+        nodes = self.unit.run(blueprint, (*self.search.weights, *(c for c in change if isinstance(c, WeightChange))))
         at = self.unit.judge_node(self.node, nodes[self.node]) if self.node in nodes else None
         if at is None or at.fails:
             self.failed.append(Tried(change, at.residual if at else float("inf")))
@@ -246,12 +241,15 @@ class _Fault:
         """Of changes that explain the unit equally well, keeps those with which the fewest nodes of others fail."""
         if len(self.equals) < 2:
             return
-        others = [(unit, unit.relevant(self.base), _failing(unit.judge(self.base))) for unit in self.others
+        weights = self.search.weights
+        others = [(unit, unit.relevant(self.base), _failing(unit.judge(self.base, weights))) for unit in self.others
                   if unit is not self.unit]  # fmt: skip
         left = []
         for change, _ in self.equals:
+            if any(isinstance(each, WeightChange) for each in change):
+                return
             blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
-            left.append(sum(count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint))
+            left.append(sum(count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint, weights))
                             for unit, before, count in others))  # fmt: skip
         self.equals = [each for each, count in zip(self.equals, left, strict=True) if count == min(left)]
 
@@ -261,7 +259,9 @@ class _Fault:
             blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
         except SpecError:
             return None
-        if blueprint.hash in self.hashes or _shapes(blueprint) != self.parameters:
+        shapes = _shapes(blueprint)
+        fits = shapes.items() <= self.parameters.items() if self.foreign else shapes == self.parameters
+        if blueprint.hash in self.hashes or not fits:
             return None
         self.hashes.add(blueprint.hash)
         return blueprint
@@ -272,6 +272,11 @@ def _pairs(singles: Sequence[Tried]) -> Iterator[Change]:
     closest = [each.change[0] for each in sorted(singles, key=lambda tried: tried.residual)]
     for index, one in enumerate(closest[:CLOSEST]):
         yield from ((one, other) for other in closest[index + 1 :] if one.path != other.path)
+
+
+def _overrides(change: Change) -> list[str]:
+    """What of a change --set can say."""
+    return [each.override for each in change if isinstance(each, Alternative)]
 
 
 def _failing(judged: Sequence[Judged]) -> int:

@@ -1,7 +1,8 @@
 """One unit of a port beside its reference on the same input, judged node by node, for as many specs as one likes."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -11,11 +12,15 @@ from porter.comparison.lanes import Nodes
 from porter.comparison.measure import Tally, bit_equal
 from porter.comparison.names import GAUGES, full_name
 from porter.comparison.one_unit import Captured, run_unit
+from porter.comparison.verdicts import FLOORS, THRESHOLDS
+from porter.explanation.weight_changes import ChangedReader, WeightChange
 from porter.specs.alternatives import Section
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
 
-By = Literal["preflight", "semantics", "exact"]
+By = Literal["preflight", "semantics", "precision", "exact"]
+Weights = tuple[WeightChange, ...]
+_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,12 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Unit:
-    """One unit in one dtype.
+class AnyUnit:
+    """One unit in one dtype: what its judges have in common.
 
     Attributes:
         name: embed, layers.3 or head.
-        by: semantics: float32 against golden; exact: bits alone.
-        golden: None for bits.
+        by: semantics: float32 against golden; exact: bits alone; precision: a port of another make, below float32.
         alike: of a layer, those that are of its kind on both sides.
     """
 
@@ -63,9 +67,7 @@ class Unit:
     device: torch.device
     captured: Captured
     reader: WeightReader
-    reference: Nodes
-    golden: Nodes | None
-    alike: tuple[int, ...] = ()
+    alike: tuple[int, ...] = field(default=(), kw_only=True)
 
     @property
     def layer(self) -> int | None:
@@ -80,15 +82,48 @@ class Unit:
         """attn.ctx for layers.3.attn.ctx."""
         return node.name if self.layer is None else node.name.removeprefix(f"{self.name}.")
 
-    def run(self, blueprint: Blueprint) -> Nodes:
-        """The nodes of a spec that both sides show, in order."""
-        nodes = run_unit(self.name, blueprint, self.reader, self.captured, dtype=self.dtype, device=self.device)
+    def relevant(self, blueprint: Blueprint) -> object:
+        """What of a spec acts in the unit; two specs that are equal in it give equal nodes."""
+        if self.layer is not None:
+            return blueprint.norm, blueprint.blocks[self.layer], blueprint.weights
+        return blueprint.norm, blueprint.embed if self.name == "embed" else blueprint.head
+
+    def judge(self, blueprint: Blueprint, weights: Weights = ()) -> list[Judged]:
+        """Every node."""
+        return [self.judge_node(node, value) for node, value in self.run(blueprint, weights).items()]
+
+    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
+        """The nodes of a spec that can be judged, in order."""
+        raise NotImplementedError
+
+    def judge_node(self, node: str, value: Tensor) -> Judged:
+        """One node of what `run` gave."""
+        raise NotImplementedError
+
+    def error(self, node: str, blueprint: Blueprint) -> Tensor | None:
+        """What a node of a spec has over what it should be, float64 [N]; None where numbers cannot be fitted."""
+        raise NotImplementedError
+
+    def _run(self, blueprint: Blueprint, weights: Weights, dtype: torch.dtype) -> Nodes:
+        reader = ChangedReader.of(self.reader, weights) if weights else self.reader
+        return run_unit(self.name, blueprint, reader, self.captured, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True)
+class Unit(AnyUnit):
+    """A unit of a spec beside its reference, golden-fed.
+
+    Attributes:
+        golden: None for bits.
+    """
+
+    reference: Nodes
+    golden: Nodes | None
+
+    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
+        nodes = self._run(blueprint, weights, self.dtype)
         shown = self.reference.keys() if self.golden is None else self.reference.keys() & self.golden.keys()
         return {node: value for node, value in nodes.items() if node in shown}
-
-    def judge(self, blueprint: Blueprint) -> list[Judged]:
-        """Every node."""
-        return [self.judge_node(node, value) for node, value in self.run(blueprint).items()]
 
     def judge_node(self, node: str, value: Tensor) -> Judged:
         reference, name = self.reference[node], full_name(self.name, node)
@@ -104,11 +139,63 @@ class Unit:
         fails = found.status in ("FAIL", "WARN") and node not in GAUGES
         return Judged(name, fails, exact, rho, rho if math.isfinite(rho) else math.inf)
 
-    def relevant(self, blueprint: Blueprint) -> object:
-        """What of a spec acts in the unit; two specs that are equal in it give equal nodes."""
-        if self.layer is not None:
-            return blueprint.norm, blueprint.blocks[self.layer], blueprint.weights
-        return blueprint.norm, blueprint.embed if self.name == "embed" else blueprint.head
+    def error(self, node: str, blueprint: Blueprint) -> Tensor | None:
+        found = self.run(blueprint).get(node)
+        if self.golden is None or found is None:
+            return None
+        return (found.double() - self.golden[node].double()).flatten()
+
+
+@dataclass(frozen=True)
+class ForeignUnit(AnyUnit):
+    """A unit of a port of another make, whose spec is not known: specs are looked for that compute what it computed.
+
+    A spec is run in plain torch in the port's dtype. Two right runs are √2 of the reference's own error apart; ρ is how
+    far these are, over that. By bits alone, a node passes where the two are equal: no port of another make needs to be,
+    but one that is equal with a change, and was not without it, has that change.
+
+    Attributes:
+        port: its nodes, of the input that was captured.
+        floors: node -> the reference's own error from golden, of the node and of its worst token.
+    """
+
+    port: Nodes
+    floors: Mapping[str, tuple[float, float]]
+
+    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
+        nodes = self._run(blueprint, weights, self.dtype)
+        return {node: value for node, value in nodes.items() if node in self.port and node in self.floors}
+
+    def judge_node(self, node: str, value: Tensor) -> Judged:
+        name, port = full_name(self.name, node), self.port[node]
+        if value.shape != port.shape:
+            return Judged(name, True, False, None, math.inf)
+        exact = value.dtype == port.dtype and bit_equal(value, port)
+        if self.by == "exact":
+            return Judged(name, not exact, exact, None, 0.0 if exact else _difference(value, port))
+        of_node, of_token = relative_errors(port, value)
+        limits = THRESHOLDS["semantics" if self.by == "semantics" else "precision"][_NAMES[self.dtype]]
+        floor = FLOORS[_NAMES[self.dtype]]
+        rho = of_node / math.sqrt(2) / max(self.floors[node][0], floor)
+        rho_tok = of_token / math.sqrt(2) / max(self.floors[node][1], floor)
+        apart = not rho <= limits["rho"][0] or not rho_tok <= limits.get("rho_tok", (math.inf,))[0]
+        residual = max(rho, rho_tok) if "rho_tok" in limits else rho
+        fails = apart and node not in GAUGES
+        return Judged(name, fails, exact, rho, residual if math.isfinite(residual) else math.inf)
+
+    def error(self, node: str, blueprint: Blueprint) -> Tensor | None:
+        found = self._run(blueprint, (), torch.float32).get(node)
+        if found is None or found.shape != self.port[node].shape:
+            return None
+        return (found.double() - self.port[node].double()).flatten()
+
+
+def relative_errors(value: Tensor, truth: Tensor) -> tuple[float, float]:
+    """‖value − truth‖ / ‖truth‖ of a node [B, T, ...], and the largest of a token."""
+    error_N, size_N = (each.double().flatten(0, 1).flatten(1).square().sum(1) for each in (value - truth, truth))
+    least = torch.finfo(torch.float64).tiny
+    of_node = float((error_N.sum() / size_N.sum().clamp_min(least)).sqrt())
+    return of_node, float((error_N / size_N.clamp_min(least)).max().sqrt())
 
 
 def rank(judged: list[Judged]) -> Rank:

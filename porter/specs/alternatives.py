@@ -63,13 +63,14 @@ class Alternative:
 
 
 def alternatives(
-    resolved: Resolved, layer: int | None, section: Section, alike: Collection[int] = ()
+    resolved: Resolved, layer: int | None, section: Section, alike: Collection[int] = (), *, alone: bool = False
 ) -> Iterator[Alternative]:
     """Every other value of every axis that acts in a unit.
 
     Args:
         layer: the layer whose axes are meant; None: of the embedding or the head.
         alike: layers of the kind of that one, whose case of a pattern is likely to be wrong too.
+        alone: changes of that layer alone too, which a spec rarely has and a port may.
     """
     for path in axis_paths(resolved.family.tree):
         keys = keys_of(path)
@@ -83,7 +84,8 @@ def alternatives(
         if not found:
             continue
         places = [path]
-        if keys[0] == "block" and any(each.path.startswith(f"layers[{layer}].") for each in resolved.overrides):
+        own = alone or any(each.path.startswith(f"layers[{layer}].") for each in resolved.overrides)
+        if keys[0] == "block" and layer is not None and own:
             places.append(f"layers[{layer}].{'.'.join(keys[1:])}")
         for other in _others(keys, value, resolved):
             if other != value_text(value):

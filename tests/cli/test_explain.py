@@ -66,7 +66,7 @@ def test_json() -> None:
     assert (fault["node"], fault["stage"], fault["explained"]) == ("layers.0.mlp.act", "semantics", fault["failing"])
     assert fault["before"] > 10 > 4 >= fault["after"]
     assert fault["changes"][0] == [
-        {"axis": "block.mlp.act", "port": "gelu", "reference": "silu", "set": "block.mlp.act=silu",
+        {"kind": "axis", "axis": "block.mlp.act", "port": "gelu", "reference": "silu", "set": "block.mlp.act=silu",
          "patch": "block:\n  mlp:\n    act: silu"}
     ]  # fmt: skip
     porter("explain", *LLAMA, "--json", "deep/explain.json")

@@ -54,13 +54,13 @@ def test_what_a_module_has_otherwise_is_explained() -> None:
     result = porter("explain", *given, "--port", "module:my_mistral:load_with_a_wider_window")
     assert result.exit_code == 0, result.output
     lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    assert lines[:4] == ["layers.0.attn.ctx (semantics, float32)", "axis block.attn.window", "the reference 128",
-                         "your module 129"]  # fmt: skip
+    assert lines[:4] == ["layers.0.attn.ctx (semantics, float32)", "axis block.attn.window", "the port has 129",
+                         "the reference 128"]  # fmt: skip
     assert "patch" not in result.stdout and "The mended port" not in result.stdout
     result = porter("explain", *given, "--port", "module:my_mistral:load", "--json", "-")
     document = json.loads(result.stdout)
-    assert (document["outcome"], document["module"], document["faults"]) == ("nothing", "my_mistral:load", [])
-    refused(porter("explain", *given, "--port", "dump:x"), 2, "--port 'dump:x'")
+    assert (document["outcome"], document["foreign"], document["faults"]) == ("nothing", True, [])
+    refused(porter("explain", *given[:-2], "--port", "dump:x"), 3, "dump:x")
 
 
 def test_refusals() -> None:

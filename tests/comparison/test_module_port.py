@@ -63,7 +63,7 @@ def test_a_planted_mistake_fails_where_it_acts(family: str, function: str, first
     assert (report.verdict, report.exit_code) == ("FAIL", 1)
     assert (report.first_fail.name, report.first_fail.stage) == (first, "semantics")
     assert report.sentence.startswith(f"FAIL at {first} (semantics, float32): ρ")
-    assert "next: porter.diff(…, layers='0', stages=['semantics'])" in report.sentence
+    assert "next: porter.explain(…, port=…, map=…)" in report.sentence
     module = f"--port module:my_{family}:{function} --map {MODULES / f'my_{family}.map.yaml'}"
     command = f"porter diff --tokens 140 {module} --layers first-bad"
     assert sentence(replace(report, command=command)).endswith(f"; next: porter explain --tokens 140 {module}")

@@ -1,0 +1,50 @@
+"""What explain finds, in steps: a fault each, with the changes that take it away."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from porter.explanation.trial import By, Judged
+from porter.explanation.weight_changes import WeightChange
+from porter.specs.alternatives import Alternative
+
+Single = Alternative | WeightChange
+Change = tuple[Single, ...]  # one axis, two at once, or one way that a tensor is read
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A change that does not help, with what it leaves of the first failing node."""
+
+    change: Change
+    residual: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """One fault: where it showed, and what takes it away.
+
+    Attributes:
+        before: the first failing node as the port has it; after: the same, changed. None: nothing helps.
+        equals: changes that explain it equally well, the first of which was kept; empty: nothing helps.
+        failing, left: nodes of the unit that fail before and after.
+        axes: that were tried; tried: how many values. closest: of what does not help, the closest.
+    """
+
+    unit: str
+    by: By
+    before: Judged
+    after: Judged | None
+    equals: tuple[Change, ...]
+    failing: int
+    left: int
+    axes: tuple[str, ...]
+    tried: int
+    closest: Tried | None
+
+    @property
+    def explained(self) -> int:
+        """Nodes that the change brings to the floor."""
+        return self.failing - self.left
+
+
+Outcome = Literal["nothing", "explained", "partly", "unexplained"]
