@@ -13,6 +13,7 @@ from torch import Tensor
 
 _GRID = [2.0**power for power in range(-6, 7)]  # starts, as factors of the value in force
 _STEP = 1e-3  # of log a, for v: far above float32's rounding, far below where r bends
+_LONGEST = 1.0  # of log a: a node that hardly feels the axis points anywhere
 _MOST_STEPS = 12
 _CLOSE = 1e-7  # of log a: float32 knows no closer
 _EXPLAINS = 0.2  # of the error in force that may be left, or no value of the axis is the cause
@@ -43,7 +44,7 @@ def fit_number(value: float, error: Callable[[float], Tensor | None]) -> float |
         power = float(slope @ slope)
         if power == 0.0 or not math.isfinite(power):
             break
-        step = -float(here @ slope) / power
+        step = max(-_LONGEST, min(_LONGEST, -float(here @ slope) / power))
         while abs(step) > _CLOSE and size(at * math.exp(step)) > best:  # too far for a straight line
             step /= 4
         if abs(step) <= _CLOSE:

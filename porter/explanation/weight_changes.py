@@ -7,6 +7,7 @@ read a parameter; a unit that is run with it tells whether the port did so.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -20,12 +21,12 @@ _ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8 e4m3
 
 @dataclass(frozen=True)
 class WeightChange:
-    """A parameter, or all of a layer, read in another way.
+    """A parameter, or all of a module or layer, read in another way.
 
     Attributes:
-        path: the parameter, or layers.3 for all of a layer.
+        path: the parameter, the module, layers.3.mlp.gate, or layers.3 for all of a layer.
         value, other: what the reference computes with, and what the port does, in words.
-        instead: the parameter, or layer, whose tensor it gets; None: its own.
+        instead: the parameter, module or layer whose tensors it gets; None: its own.
         exchange: get each other's tensors.
         change: of the tensor that was read; None: none.
     """
@@ -51,10 +52,10 @@ class WeightChange:
         """The parameter that is read for one; None where the change is about others."""
         if parameter == self.path:
             return self.instead or parameter
-        if self.exchange and parameter == self.instead:
-            return self.path
-        if self.instead is not None and parameter.startswith(f"{self.path}.") and self.path.startswith("layers."):
+        if self.instead is not None and parameter.startswith(f"{self.path}."):
             return self.instead + parameter.removeprefix(self.path)
+        if self.exchange and self.instead is not None and parameter.startswith(f"{self.instead}."):
+            return self.path + parameter.removeprefix(self.instead)
         return None
 
 
@@ -86,6 +87,7 @@ def weight_changes(blueprint: Blueprint, layer: int) -> Iterator[WeightChange]:
     for other in range(blueprint.dims.layers):
         if other != layer and _same_layer(parameters, own, layer, other):
             yield WeightChange(f"layers.{layer}", "its own tensors", f"layer {other}’s", instead=f"layers.{other}")
+    yield from _exchanges(own)
     for parameter in own:
         yield from _others(parameters, parameter, layer, blueprint.dims.layers)
     for parameter in own:
@@ -129,6 +131,16 @@ def _same_layer(parameters: dict[str, Parameter], own: list[Parameter], layer: i
     return True
 
 
+def _exchanges(own: list[Parameter]) -> Iterator[WeightChange]:
+    """Two modules of the same shapes, each with the other's tensors."""
+    modules: dict[str, list[tuple[str, tuple[int, ...]]]] = {}
+    for each in own:
+        modules.setdefault(each.module, []).append((each.name.rpartition(".")[2], each.shape))
+    for one, other in combinations(modules, 2):
+        if modules[one] == modules[other]:
+            yield WeightChange(one, "itself", f"{other}, and that is it", instead=other, exchange=True)
+
+
 def _others(parameters: dict[str, Parameter], parameter: Parameter, layer: int, layers: int) -> Iterator[WeightChange]:
     """A tensor of the same shape in its place: of the same layer, then the same one of another layer."""
     inner = parameter.name.removeprefix(f"layers.{layer}.")
@@ -136,9 +148,5 @@ def _others(parameters: dict[str, Parameter], parameter: Parameter, layer: int, 
               if name.startswith(f"layers.{layer}.") and name != parameter.name and each.shape == parameter.shape
               and each.kind == parameter.kind]  # fmt: skip
     elsewhere = [f"layers.{i}.{inner}" for i in range(layers) if i != layer and f"layers.{i}.{inner}" in parameters]
-    for other in beside:
-        if parameter.name < other:
-            pair = f"in the place of {other}, and that in its"
-            yield WeightChange(parameter.name, "in its own place", pair, instead=other, exchange=True)
     for other in (*beside, *(name for name in elsewhere if parameters[name].shape == parameter.shape)):
         yield WeightChange(parameter.name, "its own", f"{other}, loaded twice", instead=other)

@@ -60,7 +60,7 @@ def test_what_a_module_has_otherwise_is_explained() -> None:
     result = porter("explain", *given, "--port", "module:my_mistral:load", "--json", "-")
     document = json.loads(result.stdout)
     assert (document["outcome"], document["foreign"], document["faults"]) == ("nothing", True, [])
-    refused(porter("explain", *given[:-2], "--port", "dump:x"), 3, "dump:x")
+    refused(porter("explain", *given[:-2], "--port", "dump:x"), 3, "x does not exist")
 
 
 def test_refusals() -> None:

@@ -30,3 +30,14 @@ def test_an_axis_that_is_not_the_cause_has_no_number() -> None:
 def test_round_numbers_come_first() -> None:
     assert list(rounder_numbers(10200.0003))[:4] == [10000.0, 10200.0, 10200.0003]
     assert list(rounder_numbers(0.164398987))[:3] == [0.2, 0.16, 0.164]
+
+
+def test_a_node_that_hardly_feels_the_axis_leads_nowhere_far() -> None:
+    seen: list[float] = []
+
+    def error(value: float) -> Tensor:
+        seen.append(value)
+        return X + 1e-12 * value * X.flip(0)
+
+    assert fit_number(3.0, error) is None
+    assert all(math.isfinite(value) and value < 1e9 for value in seen)
