@@ -8,7 +8,7 @@ from torch import Tensor
 
 from porter.errors import SpecError
 from porter.explanation.numbers import fit_number, rounder_numbers
-from porter.explanation.steps import Change, Outcome, Step, Tried
+from porter.explanation.steps import Change, Outcome, Step, Tried, overrides_of
 from porter.explanation.trial import AnyUnit, ForeignUnit, Judged, Rank, first_failing, rank
 from porter.explanation.weight_changes import WeightChange, weight_changes
 from porter.models.build import Build
@@ -107,14 +107,14 @@ class Search:
     def _with_instead(self, change: Change, other: Change) -> list[str]:
         """What is kept, with another change in the place of one."""
         dropped = {each.override for each in change}
-        return [*(each for each in self.kept if each not in dropped), *_overrides(other)]
+        return [*(each for each in self.kept if each not in dropped), *overrides_of(other)]
 
     def with_change(self, change: Change) -> list[str]:
         """The changes kept so far and these, which replace what was kept of the same axes."""
         paths = {each.path for each in change}
         return [
             *(each for each in self.kept if each.partition("=")[0] not in paths),
-            *_overrides(change),
+            *overrides_of(change),
         ]
 
 
@@ -238,20 +238,28 @@ class _Fault:
         self.equals.append((change, judged))
 
     def _prefer_what_explains_more(self) -> None:
-        """Of changes that explain the unit equally well, keeps those with which the fewest nodes of others fail."""
-        if len(self.equals) < 2:
+        """Of changes that explain the unit equally well, keeps those with which the fewest nodes of others fail.
+
+        Of a foreign port, where each of them makes more fail than did, its tensors are looked at, too.
+        """
+        if not self.equals or not self.others:
             return
         weights = self.search.weights
         others = [(unit, unit.relevant(self.base), _failing(unit.judge(self.base, weights))) for unit in self.others
                   if unit is not self.unit]  # fmt: skip
-        left = []
-        for change, _ in self.equals:
-            if any(isinstance(each, WeightChange) for each in change):
-                return
-            blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
-            left.append(sum(count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint, weights))
-                            for unit, before, count in others))  # fmt: skip
+        left = [self._left_in(others, change) for change, _ in self.equals]
+        if self.foreign and min(left) > sum(count for *_, count in others):
+            self._try_weights()
+            left = [self._left_in(others, change) for change, _ in self.equals]
         self.equals = [each for each, count in zip(self.equals, left, strict=True) if count == min(left)]
+
+    def _left_in(self, others: Sequence[tuple[AnyUnit, object, int]], change: Change) -> int:
+        """Nodes of other units that fail with a change; a tensor of this layer is none of theirs."""
+        blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
+        return sum(
+            count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint, self.search.weights))
+            for unit, before, count in others
+        )
 
     def _blueprint(self, change: Change) -> Blueprint | None:
         """The spec with the change; None where it is none, was tried, or needs other tensors."""
@@ -272,11 +280,6 @@ def _pairs(singles: Sequence[Tried]) -> Iterator[Change]:
     closest = [each.change[0] for each in sorted(singles, key=lambda tried: tried.residual)]
     for index, one in enumerate(closest[:CLOSEST]):
         yield from ((one, other) for other in closest[index + 1 :] if one.path != other.path)
-
-
-def _overrides(change: Change) -> list[str]:
-    """What of a change --set can say."""
-    return [each.override for each in change if isinstance(each, Alternative)]
 
 
 def _failing(judged: Sequence[Judged]) -> int:

@@ -48,3 +48,8 @@ class Step:
 
 
 Outcome = Literal["nothing", "explained", "partly", "unexplained"]
+
+
+def overrides_of(change: Change) -> list[str]:
+    """What of a change --set can say."""
+    return [each.override for each in change if isinstance(each, Alternative)]
