@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -89,10 +89,11 @@ def _on_other_weights(name: str, text: str, folder: Path) -> str:
 def run(names: Sequence[str], jobs: int) -> list[Row]:
     rows: list[Row] = []
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        for row in pool.map(leave_out, names):
+        for done in as_completed([pool.submit(leave_out, name) for name in names]):
+            row = done.result()
             print(line(row), file=sys.stderr, flush=True)
             rows.append(row)
-    return rows
+    return sorted(rows, key=lambda row: row.family)
 
 
 def line(row: Row) -> str:

@@ -10,7 +10,7 @@ from porter.explanation.draft.draft import Draft
 def print_notes(found: Draft, out: Path | None) -> None:
     """On stderr, so that stdout is the file alone."""
     for what, tensor in found.blockers.items():
-        click.echo(f"needs code: {what}, as {tensor} shows; porter's decoder has no such part", err=True)
+        click.echo(f"needs code: {what}, as {tensor} shows; a draft changes axes, and this is none", err=True)
     for each in found.undecided:
         click.echo(f"undecided: {each}", err=True)
     click.echo(conclusion(found), err=True)

@@ -25,6 +25,7 @@ from porter.specs.tree import Map
 
 _CLOSEST = 5  # single changes that are tried with each other one
 _MOST = 24  # changes in a row
+_ENOUGH = 600  # specs that are run from one parent
 Move = tuple[Change, ...]
 
 
@@ -113,6 +114,8 @@ class Drive:
         seen = {base.hash}
         shapes = _shapes(base)
         for move in moves:
+            if self.tried >= _ENOUGH:
+                break
             try:
                 blueprint = self.sketch.with_change(*move).resolve().blueprint
             except PorterError:
