@@ -18,10 +18,12 @@ import click
 @click.option(
     "--explain", "explained", is_flag=True, help="Does explain name each mistake? Also pairs, and clean ports."
 )
+@click.option("--dumps", "dumped", is_flag=True, help="With --explain: of dumps of what the ports computed.")
 @click.pass_context
 def zoo(
-    ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zoo_path: Path | None, explained: bool
-) -> None:
+    ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zoo_path: Path | None, explained: bool,
+    dumped: bool,
+) -> None:  # fmt: skip
     """Put known porting bugs into right ports: does diff find them?
 
     Tiny sizes, random:stress weights, plain torch on the CPU. Exits with 1 when fewer than 98 % of the mistakes are
@@ -39,10 +41,12 @@ def zoo(
         from porter.reports.write import check_writable
 
         check_writable(to_file.parent, json_path=to_file)
+    if dumped and not explained:
+        raise click.UsageError("--dumps goes with --explain", ctx)
     if explained:
         from porter.cli.scorecard_views import run_scorecard
 
-        ctx.exit(0 if run_scorecard(read, names, json_path).passed else 1)
+        ctx.exit(0 if run_scorecard(read, names, json_path, dumped=dumped).passed else 1)
     from porter.cli.progress import stage_progress
     from porter.cli.zoo_views import print_outcomes, print_score, to_text
     from porter.comparison.progress import Work

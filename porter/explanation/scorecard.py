@@ -10,10 +10,14 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from porter.comparison.capture import capture
 from porter.errors import PorterError
 from porter.explanation.explain import Explanation, explain
+from porter.explanation.steps import overrides_of
 from porter.explanation.zoo import choose_rows, plan_port
 from porter.explanation.zoo_file import Mistake, Zoo
 from porter.models.build import Build, plan_build
@@ -94,7 +98,7 @@ class Scorecard:
 
 def score_explain(
     zoo: Zoo, names: Iterable[str] = (), *, pairs: int = PAIRS, clean: Sequence[str] | None = None,
-    progress: Callable[[str], None] = lambda name: None,
+    dumped: bool = False, progress: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Scored]:  # fmt: skip
     """Each mistake of the zoo, then pairs of them, then a clean port of every family, as they come.
 
@@ -102,11 +106,14 @@ def score_explain(
         names: rows; none: all.
         pairs: how many pairs, drawn from rows of one family.
         clean: families; None: every one that porter has.
+        dumped: explain sees dumps of what the ports computed, and not their specs; rows that preflight refuses, which
+            compute nothing, are left out.
         progress: called after each.
     """
-    rows = {name: row for name in choose_rows(zoo, names) if isinstance(row := zoo.rows[name], Mistake)}
+    rows = chosen_mistakes(zoo, names, dumped=dumped)
+    judge = _score_dump if dumped else _score
     for name, row in rows.items():
-        yield _score(name, plan_port(row, zoo.tokens), [row])
+        yield judge(name, plan_port(row, zoo.tokens), [row])
         progress(name)
     for one, other in draw_pairs(rows, pairs):
         port = plan_port(rows[one], zoo.tokens)
@@ -114,15 +121,21 @@ def score_explain(
             port, config={**port.config, **rows[other].config}, overrides=(*rows[one].set, *rows[other].set),
             tokens=max(port.tokens or 0, rows[other].tokens or 0),
         )  # fmt: skip
-        yield _score(f"{one} + {other}", both, [rows[one], rows[other]])
+        yield judge(f"{one} + {other}", both, [rows[one], rows[other]])
         progress(f"{one} + {other}")
     for family in builtin_spec_names() if clean is None else clean:
         port = plan_build(
             family, size="tiny", weights="random:stress", overrides=(), dtype="bfloat16", ops="reference",
             device="cpu", prompt=None, tokens=TOKENS,
         )  # fmt: skip
-        yield _score("clean", port, [])
+        yield judge("clean", port, [])
         progress(family)
+
+
+def chosen_mistakes(zoo: Zoo, names: Iterable[str], *, dumped: bool) -> dict[str, Mistake]:
+    """The rows that are scored."""
+    found = {name: row for name in choose_rows(zoo, names) if isinstance(row := zoo.rows[name], Mistake)}
+    return {name: row for name, row in found.items() if not (dumped and row.stage == "preflight")}
 
 
 def draw_pairs(rows: Mapping[str, Mistake], count: int) -> list[tuple[str, str]]:
@@ -155,6 +168,32 @@ def _score(name: str, port: Build, rows: Sequence[Mistake]) -> Scored:
         axis, value = _judge(port, row, found, first_alone=len(rows) == 1)
         named.append(axis)
         valued.append(value)
+    return Scored(
+        name, port.family.name, tuple(row.set for row in rows), tuple(named), tuple(valued), found.outcome, found.kept,
+        time.perf_counter() - start,
+    )  # fmt: skip
+
+
+def _score_dump(name: str, port: Build, rows: Sequence[Mistake]) -> Scored:
+    """As _score, where explain is given what the port computed, and the right spec."""
+    start = time.perf_counter()
+    right = replace(port, overrides=())
+    try:
+        with TemporaryDirectory() as folder:
+            capture(port, out=Path(folder) / "dump")
+            found = explain(right, port=f"dump:{folder}/dump")
+    except PorterError as error:
+        faults = tuple(row.set for row in rows)
+        return Scored(name, port.family.name, faults, (False,) * len(rows), (False,) * len(rows), error.wrong, (),
+                      time.perf_counter() - start)  # fmt: skip
+    said = [each for step in found.steps for one in step.equals[:1] for each in overrides_of(one)]
+    was, told = _leaves(right.blueprint), _leaves(right.changed(said).blueprint)
+    named, valued = [], []
+    for row in rows:
+        has = _leaves(replace(right, overrides=row.set).blueprint)
+        fault = {key for key in was.keys() | has.keys() if not _same(was.get(key), has.get(key))}
+        named.append(any(not _same(told.get(key), was.get(key)) for key in fault))
+        valued.append(all(_same(told.get(key), has.get(key)) for key in fault))
     return Scored(
         name, port.family.name, tuple(row.set for row in rows), tuple(named), tuple(valued), found.outcome, found.kept,
         time.perf_counter() - start,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from porter.errors import SpecError
 from porter.explanation.numbers import fit_number, rounder_numbers
-from porter.explanation.steps import Change, Outcome, Step, Tried, overrides_of
+from porter.explanation.steps import Change, Outcome, Single, Step, Tried, overrides_of
 from porter.explanation.trial import AnyUnit, ForeignUnit, Judged, Rank, first_failing, rank
 from porter.explanation.weight_changes import WeightChange, weight_changes
 from porter.models.build import Build
@@ -17,6 +17,7 @@ from porter.specs.blueprint import Blueprint
 
 MOST_FAULTS = 8
 CLOSEST = 3  # single changes that are tried with each other one
+MOST_REFUSED = 6  # and changes that are no spec alone
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
     "attn.": ("block.mlp.act", "block.mlp.gated", "block.moe", "weights.block.mlp.", "weights.block.moe."),
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
@@ -134,6 +135,7 @@ class _Fault:
         self.axes: dict[str, None] = {}
         self.tried = 0
         self.failed: list[Tried] = []
+        self.refused: list[Change] = []  # the spec does not allow them alone
         self.best: Rank | None = None
         self.equals: list[tuple[Change, list[Judged]]] = []
 
@@ -145,15 +147,13 @@ class _Fault:
         """
         if not give_up:
             self._try_each((single,) for single in self._singles())
-            singles = self.failed.copy()
-            if self.foreign and self.unit.by == "exact":
-                singles = []
+            singles = [] if self.foreign and self.unit.by == "exact" else self.failed.copy()
             if not self.equals:
                 self._try_each((single,) for single in self._fitted())
             if not self.equals and self.foreign and self.unit.by != "exact":
                 self._try_weights()
             if not self.equals:
-                self._try_each(_pairs(singles))
+                self._try_each(_pairs(singles, [change[0] for change in self.refused if len(change) == 1]))
             self._prefer_what_explains_more()
         after = self.equals[0][1] if self.equals else []
         return Step(
@@ -254,7 +254,7 @@ class _Fault:
         self.equals = [each for each, count in zip(self.equals, left, strict=True) if count == min(left)]
 
     def _left_in(self, others: Sequence[tuple[AnyUnit, object, int]], change: Change) -> int:
-        """Nodes of other units that fail with a change; a tensor of this layer is none of theirs."""
+        """Nodes of other units that fail with a change."""
         blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
         return sum(
             count if unit.relevant(blueprint) == before else _failing(unit.judge(blueprint, self.search.weights))
@@ -266,6 +266,7 @@ class _Fault:
         try:
             blueprint = self.search.build.changed(self.search.with_change(change)).blueprint
         except SpecError:
+            self.refused.append(change)
             return None
         shapes = _shapes(blueprint)
         fits = shapes.items() <= self.parameters.items() if self.foreign else shapes == self.parameters
@@ -275,11 +276,13 @@ class _Fault:
         return blueprint
 
 
-def _pairs(singles: Sequence[Tried]) -> Iterator[Change]:
-    """Each single change that brings the node closer, of the few that do so most, with one of another axis."""
+def _pairs(singles: Sequence[Tried], refused: Sequence[Single]) -> Iterator[Change]:
+    """The changes that bring the node closest, and those that no spec allows alone, with each of another axis."""
     closest = [each.change[0] for each in sorted(singles, key=lambda tried: tried.residual)]
     for index, one in enumerate(closest[:CLOSEST]):
         yield from ((one, other) for other in closest[index + 1 :] if one.path != other.path)
+    for one in list(refused)[:MOST_REFUSED]:
+        yield from ((other, one) for other in closest if one.path != other.path)
 
 
 def _failing(judged: Sequence[Judged]) -> int:
