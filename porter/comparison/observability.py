@@ -19,6 +19,7 @@ from porter.comparison.observed import Axis
 from porter.comparison.one_unit import Captured, run_unit
 from porter.comparison.verdicts import FLOORS, THRESHOLDS
 from porter.specs.blueprint import Blueprint
+from porter.specs.moe import Moe
 from porter.weights.reader import SharedTensors, WeightReader
 
 _LEFT_OUT = {"embed": "the embedding was not compared", "head": "the head was not compared"}
@@ -119,6 +120,22 @@ def shows(by: By, node: str, changed: Tensor, base: Tensor) -> bool:
     return node not in GAUGES and relative > THRESHOLDS["semantics"]["float32"]["rho"][1] * FLOORS["float32"]
 
 
+def _hidden_in_routing(name: str, moes: Sequence[Moe]) -> str:
+    """Why a change of every router is none; empty where it might be one."""
+    routers = [moe.router for moe in moes]
+    if name == "sorted" and all(moe.top_k <= 2 for moe in moes):
+        return "two terms add to the same sum in either order"
+    if name == "score_dtype" and all(router.dtype == "fp32" for router in routers):
+        return "the router's logits are float32 already"
+    if name == "score_dtype" and not any(router.renorm for router in routers):
+        return "softmax computes in float32 either way, and its weights are rounded once"
+    if name == "weights_dtype" and all(router.score_dtype == "act" for router in routers):
+        return "the weights are in the activations' dtype already"
+    if name == "order" and all(router.renorm for router in routers):
+        return "weights that are divided by their sum are the same in either order"
+    return ""
+
+
 def explain_blindness(fault: Fault, captured: Captured, num_layers: int, dtype: torch.dtype) -> str:
     """Why a change stayed hidden, as far as it can be told."""
     name, length, called = fault.path.rpartition(".")[2], captured.ids_BT.shape[1], str(dtype).removeprefix("torch.")
@@ -135,8 +152,14 @@ def explain_blindness(fault: Fault, captured: Captured, num_layers: int, dtype: 
         return "a float32 table is multiplied in float32 either way"
     if name.endswith("dtype") and dtype == torch.float32:
         return "float32 rounds alike"
-    if name == "sorted" and all(block.moe is None or block.moe.top_k <= 2 for block in fault.blueprint.blocks):
-        return "two terms add to the same sum in either order"
+    mixers = [block.mixer for block in fault.blueprint.blocks if block.mixer is not None]
+    if fault.path.startswith("block.rope.") and mixers and all(getattr(m, "rotation", "") == "complex" for m in mixers):
+        return "a rotation by complex numbers has pairs and a dtype of its own"
+    if name == "groups" and len(set(fault.value.split(" of "))) == 1:
+        return f"the best {fault.value} groups are all of them"
+    moes = [block.moe for block in fault.blueprint.blocks if block.moe is not None]
+    if moes and (reason := _hidden_in_routing(name, moes)):
+        return reason
     if length == 1 and "rope" in fault.path:
         return "one token at position 0 is not rotated"
     return NO_BIT

@@ -205,9 +205,11 @@ def _moe_changes(moe: Moe) -> Iterator[tuple[str, Any, Any]]:
         yield f"moe.router.{name}", getattr(router, name), SWAPS[f"router.{name}"][getattr(router, name)]
     if router.order == "score_then_topk" or router.score == "sigmoid":  # else the weights have the sum of one already
         yield "moe.router.renorm", router.renorm, not router.renorm
-    for name, neutral in (("scale", 1.0), ("correction", False), ("groups", None)):
+    for name, neutral in (("scale", 1.0), ("correction", False)):
         if getattr(router, name) != neutral:
-            yield f"moe.router.{name}", "a map" if name == "groups" else getattr(router, name), neutral
+            yield f"moe.router.{name}", getattr(router, name), neutral
+    if router.groups is not None:
+        yield "moe.router.groups", f"{router.groups.top} of {router.groups.n}", None
     for name in ("dtype", "score_dtype", "weights_dtype"):
         yield f"moe.router.{name}", getattr(router, name), SWAPS["dtype"][getattr(router, name)]
     yield "moe.router.sorted", router.sorted, not router.sorted

@@ -54,7 +54,6 @@ def expand_layers(tree: Map, cases: Cases, dims: Dims, norm: Norm, names: Mappin
         if chosen not in made:
             merged = _merged(tree, cases, chosen)
             block = _block(tree, merged, norm, {**names, "i": i})
-            _check_rotated_width(tree, block, dims)
             if _mentions_layer(merged):
                 blocks.append(block)
                 continue
@@ -90,7 +89,7 @@ def _block(tree: Map, merged: Map, norm: Norm, names: Mapping[str, Any]) -> Bloc
     return validate(Block, values, where, ("block",))
 
 
-def _check_rotated_width(tree: Map, block: Block, dims: Dims) -> None:
+def check_rotated_width(tree: Map, block: Block, dims: Dims) -> None:
     """Refuses a rotation of an odd number of features, and longrope factors for another number of pairs."""
     if block.rope is None:
         return

@@ -9,7 +9,7 @@ from porter.specs.blueprint import Blueprint
 from porter.specs.expressions import Config, evaluate, is_expression
 from porter.specs.family import Family
 from porter.specs.keys import shown
-from porter.specs.layers import Cases, choose_cases, expand_layers, overriding_paths
+from porter.specs.layers import Cases, check_rotated_width, choose_cases, expand_layers, overriding_paths
 from porter.specs.overrides import Override, apply_overrides, change_layers
 from porter.specs.plugins import check_plugins, used_plugins
 from porter.specs.rules import Weights
@@ -102,6 +102,8 @@ def _resolve(
     check_plugins(tree["plugins"], locate(tree, ("plugins",)))
     cases = choose_cases(tree, dims, names)
     blocks = change_layers(expand_layers(tree, cases, dims, norm, names), overrides, names)
+    for block in blocks:
+        check_rotated_width(tree, block, dims)
     _check_named(tree, blocks)
     blueprint = Blueprint(
         family=family.name,

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from porter.cli.axes_views import unexplained
@@ -31,3 +32,19 @@ def test_the_command_prints_axes_by_families_and_json(tmp_path: Path) -> None:
     assert [row["family"] for row in rows] == ["gpt2", "llama"]
     hidden = [axis for row in rows for axis in row["axes"] if axis["seen"] is None and axis["path"] in row["own"]]
     assert all(axis["reason"] and axis["reason"] != NO_BIT for axis in hidden)
+
+
+@pytest.mark.parametrize(("family", "axis", "reason"), [
+    ("granitemoe", "block.moe.router.score_dtype", "softmax computes in float32 either way, and its weights "
+     "are rounded once"),
+    ("dots1", "block.moe.router.score_dtype", "the router's logits are float32 already"),
+    ("dbrx", "block.moe.router.weights_dtype", "the weights are in the activations' dtype already"),
+    ("qwen3_moe", "block.moe.router.order", "weights that are divided by their sum are the same in either order"),
+    ("solar_open", "block.moe.router.groups", "the best 1 of 1 groups are all of them"),
+    ("deepseek_v2", "block.rope.style", "a rotation by complex numbers has pairs and a dtype of its own"),
+])  # fmt: skip
+def test_what_experts_and_latents_hide_has_its_reason(family: str, axis: str, reason: str) -> None:
+    row = mutate_family(find_family(family))
+    found = {each.path: each for each in row.missed}
+    assert found[axis].reason == reason
+    assert unexplained([row]) == []
