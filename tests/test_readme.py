@@ -19,7 +19,7 @@ STARCODER2 = """
 # starcoder2.yaml
 model_type: starcoder2
 architecture: Starcoder2ForCausalLM
-config_defaults: {norm_epsilon: 1.0e-5, hidden_act: gelu_pytorch_tanh}
+config_defaults: {norm_epsilon: 1.0e-5, hidden_act: gelu_pytorch_tanh, num_key_value_heads: 2}
 ignore_config: {embedding_dropout: training only, residual_dropout: training only}
 norm: {kind: layernorm, eps: =cfg.norm_epsilon, bias: true, math: fused}
 block:
@@ -112,7 +112,7 @@ def test_the_workflow_fails_on_divergence(
     assert result.exit_code == exit_code, result.output
     assert Path("summary.md").read_text(encoding="utf-8").startswith(f"### {'❌ FAIL' if exit_code else '✅ PASS'}")
     assert f'failures="{exit_code}"' in Path("porter.xml").read_text(encoding="utf-8").split("<testcase")[0]
-    assert Path("porter.html").stat().st_size > 1_000_000
+    assert Path("porter.html").stat().st_size > 700_000  # plotly is in it, packed
 
 
 def test_a_module_is_mapped_and_passes_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

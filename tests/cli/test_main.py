@@ -55,7 +55,7 @@ def test_budgets(args: tuple[str, ...], budget: float) -> None:
         *((name, "--help") for name in COMMANDS),
         ("specs", "list"),
         ("specs", "show", "gemma3"),
-        ("specs", "check", "llama"),
+        ("specs", "check", "--no-hf", "llama"),
     ],
     ids=" ".join,
 )

@@ -126,7 +126,7 @@ SOURCE = {
     "keys are cut off": ("gemma3", Attention._attend, "(k_BGSK, v_BGSK))", "(k_BGSK.detach(), v_BGSK))",
                          "layers.5.attn.k_norm.weight"),
     "the weights of attention are cut off": (
-        "gpt2", Attention._attend, "(weights_BHTS @", "(weights_BHTS.detach() @", "layers.2.attn.qkv.weight"
+        "gpt2", Attention._attend, "= weights_BHTS @", "= weights_BHTS.detach() @", "layers.2.attn.qkv.weight"
     ),
     "the factor of the embedding is lost": (
         "gemma", Embedding.forward, "x_BTD = x_BTD * scale.to(device=x_BTD.device, dtype=x_BTD.dtype)",

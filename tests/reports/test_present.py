@@ -16,7 +16,7 @@ def test_a_full_disk_loses_no_result(tmp_path: Path, monkeypatch, capsys, json_p
     monkeypatch.chdir(tmp_path)
     report = synthetic.failing()
     with (
-        largest_file(2_000_000),
+        largest_file(1_500_000),
         pytest.raises(UsageError, match=r"cannot be written to diff_reports/.*: File too large"),
     ):
         present(report, Path("diff_reports"), json_path=json_path, timings=False)
