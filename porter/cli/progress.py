@@ -13,6 +13,7 @@ from rich.table import Column
 
 from porter.comparison.progress import Estimate, Progress, Silent, Work
 
+_FRAME_S = 0.25  # the line is drawn as units are done, too: on a busy machine its own thread comes late
 _WIDEST = 34  # behaviour bfloat16 layers.17 is 28
 
 
@@ -43,15 +44,20 @@ class _Live:
     def __init__(self, bar: Bar, task: TaskID) -> None:
         self.bar, self.task = bar, task
         self.estimate = Estimate((), time.monotonic())
+        self._drawn_s = 0.0
 
     def plan(self, work: Sequence[Work]) -> None:
         self.estimate = Estimate(work, time.monotonic())
-        self.bar.update(self.task, total=1.0, completed=0.0, left=describe_left(self.estimate))
+        self.bar.update(self.task, total=1.0, completed=0.0, left=describe_left(self.estimate), refresh=True)
 
     def done(self, stage: str, unit: str) -> None:
-        self.estimate.done(stage, time.monotonic())
-        left = describe_left(self.estimate)
-        self.bar.update(self.task, description=f"{stage} {unit}", completed=self.estimate.share, left=left)
+        now_s = time.monotonic()
+        self.estimate.done(stage, now_s)
+        left, late = describe_left(self.estimate), now_s - self._drawn_s >= _FRAME_S
+        self._drawn_s = now_s if late else self._drawn_s
+        self.bar.update(
+            self.task, description=f"{stage} {unit}", completed=self.estimate.share, left=left, refresh=late
+        )
 
 
 class _Lines:
