@@ -30,7 +30,7 @@ def to_text(found: Explanation) -> str:
     document = {
         "schema": SCHEMA, "model": found.name, "dtype": found.dtype, "tokens": found.tokens,
         "outcome": found.outcome, "foreign": found.foreign,
-        "exit": found.exit_code, "set": found.kept, "looked_at": found.looked_at,
+        "exit": found.exit_code, "set": found.kept, "tensors": found.tensors, "looked_at": found.looked_at,
         "faults": [_fault_to_json(step, found.foreign) for step in found.steps],
     }  # fmt: skip
     return json.dumps(document, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

@@ -45,7 +45,7 @@ def print_scorecard(card: Scorecard) -> None:
         table.add_column(name, overflow="fold")
     for each in card.scored:
         has = "\n".join(shorten(change) for fault in each.faults for change in fault)
-        told = "\n".join(map(shorten, each.kept)) or each.outcome
+        told = "\n".join(map(shorten, each.told)) or each.outcome
         table.add_row(*map(Text, (each.name, each.family, has or "nothing wrong", told)), _verdict(each))
     make_console().print(table)
     _print_share("the right axis is named first", card.axis, NEEDED["axis"])
@@ -73,7 +73,7 @@ def _row(each: Scored) -> dict[str, Any]:
 
 def _verdict(each: Scored) -> Text:
     if not each.right:
-        return Text("wrong" if each.kept else "missed", "bold red")
+        return Text("wrong" if each.told else "missed", "bold red")
     return Text("right", "green") if all(each.valued) else Text("right axis, other value", "yellow")
 
 

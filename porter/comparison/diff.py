@@ -11,6 +11,7 @@ from porter.comparison.conclusion import make_report
 from porter.comparison.dump_diff import diff_dumps, open_dumps, refuse_flags
 from porter.comparison.module_port import open_port
 from porter.comparison.observability import observe_axes
+from porter.comparison.one_unit import Captured
 from porter.comparison.preflight import check_config, check_tokenizer, load_tokenizer
 from porter.comparison.progress import Progress, Silent
 from porter.comparison.prompts import read_prompts
@@ -18,7 +19,7 @@ from porter.comparison.report import DiffReport
 from porter.comparison.request import check_words, find_build
 from porter.comparison.run_stages import DEFAULT_STAGES, STAGES, Run, planned_work, run_stages, wanted_units
 from porter.comparison.self_check import check_itself
-from porter.comparison.stages import select_layers
+from porter.comparison.stages import Selection, select_layers
 from porter.comparison.verdicts import FAIL_ON
 from porter.errors import UsageError
 from porter.models.build import Build
@@ -89,12 +90,8 @@ def diff(
     own = open_port(None if dumped else port, map, build, stages=stages, fail_on=fail_on, refused=refused)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
-    if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
-        raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
     wanted = frozenset(stages or (dumps.stages if dumps else DEFAULT_STAGES)) | ({"gradients"} if grad else set())
-    if self_check and (selection.first_bad or not wanted & {"exact", "semantics", "precision"}):
-        other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
-        raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
+    _check_together(layers, selection, stages, wanted, self_check=self_check)
     run = Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check, own)
     if dumps is not None:
         refuse_flags(dumps, run, overrides=overrides)
@@ -124,17 +121,33 @@ def diff(
         run.found.notes = (*run.found.notes, *own.notes)
         run.found.checks += own.checks
     if run.captured is not None and not run.selection.first_bad:
-        with run.timed("observability"):
-            run.found.axes = observe_axes(
-                build.blueprint, run.reader, run.captured, getattr(torch, build.dtype), run.device
-            )
-        run.progress.done("observability", "axes")
-        if self_check:
-            with run.timed("self-check"):
-                run.found.self_check = check_itself(
-                    build, folder, run.reader, run.captured, run.found.axes, ops=run.ops, device=at
-                )
-            run.progress.done("self-check", "faults")
+        _observe(run, folder, run.captured)
     return make_report(
         build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s, module=own
     )
+
+
+def _check_together(
+    layers: str, selection: Selection, stages: Sequence[str], wanted: frozenset[str], *, self_check: bool
+) -> None:
+    """Refuses stages and layers that do not go together.   Raises UsageError."""
+    if set(stages) == {"behaviour"} and (selection.first_bad or not selection.whole):
+        raise UsageError(f"--stage behaviour with --layers {layers}", "--layers all", "It takes every layer.")
+    if self_check and (selection.first_bad or not wanted & {"exact", "semantics", "precision"}):
+        other = "--layers first-bad" if selection.first_bad else f"--stage {','.join(stages)}"
+        raise UsageError(f"--self-check with {other}", "whole stages of nodes", "Leave one of the two out.")
+
+
+def _observe(run: Run, folder: Path, captured: Captured) -> None:
+    """Which axes the run could have shown and, where it was asked for, whether it shows known faults."""
+    build = run.build
+    with run.timed("observability"):
+        kind = getattr(torch, build.dtype)
+        run.found.axes = observe_axes(build.blueprint, run.reader, captured, kind, run.device)
+    run.progress.done("observability", "axes")
+    if run.self_check:
+        with run.timed("self-check"):
+            run.found.self_check = check_itself(
+                build, folder, run.reader, captured, run.found.axes, ops=run.ops, device=run.device
+            )
+        run.progress.done("self-check", "faults")

@@ -12,7 +12,7 @@ from porter.comparison.prompts import read_prompts
 from porter.models.build import Build, plan_build
 from porter.models.decoder import Decoder, Resident
 from porter.models.ops import make_ops
-from porter.references.hf import find_layers, load_pinned, ordinary_forward
+from porter.references.pinned import find_layers, load_pinned, ordinary_forward
 
 DTYPES = ("float32", "bfloat16")
 
@@ -63,7 +63,7 @@ def plan_exact(spec: str, size: str, weights: str = "random:stress") -> Build:
 def _check(build: Build, folder: Path, dtype: str, ids_BT: Tensor) -> ExactRow:
     kind, cpu = getattr(torch, dtype), torch.device("cpu")
     model = load_pinned(folder, kind, cpu)
-    expected, expected_logits_BTV = ordinary_forward(model, find_layers(model, build.blueprint), ids_BT)
+    expected, expected_logits_BTV = ordinary_forward(model, find_layers(model, build.blueprint.dims.layers)[1], ids_BT)
     del model  # two whole models need not lie in memory
     decoder = Decoder(build.blueprint, Resident(build.blueprint, make_ops("reference"), build.reader(), kind, cpu))
     found: dict[str, Tensor] = {}

@@ -116,7 +116,11 @@ def parse_change(text: str) -> Change:
     label, colon, override = text.rpartition(": ")
     override = override.strip()
     if "=" not in override:
-        raise UsageError(f"--change {text!r} has no =", "axis=value, or 'a name: axis=value'", "Correct it.")
+        raise UsageError(
+            f"--change {text!r} has no =",
+            "axis=value, or 'a name: axis=value'",
+            "For example --change block.mlp.act=gelu.",
+        )
     return Change(label.strip() if colon else override, override)
 
 

@@ -41,7 +41,8 @@ class Explanation:
     Attributes:
         steps: one for each fault, in the order of the forward pass.
         kept: the changes that mend the spec, axis=value; of a foreign port, those that make the right spec compute what
-            it computed, and sentences about its tensors.
+            it computed.
+        tensors: of a foreign port, sentences about what became of its tensors.
         foreign: the port is a module or a dump, whose spec is not known.
         looked_at: the units of each dtype.
     """
@@ -54,6 +55,12 @@ class Explanation:
     dtype: str
     looked_at: tuple[str, ...]
     foreign: bool = False
+    tensors: tuple[str, ...] = ()
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """All that it names."""
+        return (*self.kept, *self.tensors)
 
     @property
     def exit_code(self) -> int:
@@ -156,8 +163,8 @@ def _conclude(
     search: Search, ids_BT: torch.Tensor, dtype: str, looked_at: Iterable[str], *, foreign: bool
 ) -> Explanation:
     return Explanation(
-        search.build.name, search.outcome, tuple(search.steps), tuple(search.told), ids_BT.shape[1], dtype,
-        tuple(looked_at), foreign,
+        search.build.name, search.outcome, tuple(search.steps), tuple(search.kept), ids_BT.shape[1], dtype,
+        tuple(looked_at), foreign, tuple(each.override for each in search.weights),
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ class Scored:
         named: for each fault, whether a change acts on it; for a single one, whether the first change does.
         valued: for each fault, whether the mended spec has its right values.
         outcome: of explain, or what it raised.
-        kept: what it named.
+        told: what it named.
     """
 
     name: str
@@ -50,13 +50,13 @@ class Scored:
     named: tuple[bool, ...]
     valued: tuple[bool, ...]
     outcome: str
-    kept: tuple[str, ...]
+    told: tuple[str, ...]
     seconds: float
 
     @property
     def right(self) -> bool:
         """All faults named; of a clean port, none."""
-        return all(self.named) if self.faults else not self.kept and self.outcome == "nothing"
+        return all(self.named) if self.faults else not self.told and self.outcome == "nothing"
 
 
 @dataclass(frozen=True)
@@ -111,9 +111,8 @@ def score_explain(
         progress: called after each.
     """
     rows = chosen_mistakes(zoo, names, dumped=dumped)
-    judge = _score_dump if dumped else _score
     for name, row in rows.items():
-        yield judge(name, plan_port(row, zoo.tokens), [row])
+        yield _score(name, plan_port(row, zoo.tokens), [row], dumped=dumped)
         progress(name)
     for one, other in draw_pairs(rows, pairs):
         port = plan_port(rows[one], zoo.tokens)
@@ -121,14 +120,14 @@ def score_explain(
             port, config={**port.config, **rows[other].config}, overrides=(*rows[one].set, *rows[other].set),
             tokens=max(port.tokens or 0, rows[other].tokens or 0),
         )  # fmt: skip
-        yield judge(f"{one} + {other}", both, [rows[one], rows[other]])
+        yield _score(f"{one} + {other}", both, [rows[one], rows[other]], dumped=dumped)
         progress(f"{one} + {other}")
     for family in builtin_spec_names() if clean is None else clean:
         port = plan_build(
             family, size="tiny", weights="random:stress", overrides=(), dtype="bfloat16", ops="reference",
             device="cpu", prompt=None, tokens=TOKENS,
         )  # fmt: skip
-        yield judge("clean", port, [])
+        yield _score("clean", port, [], dumped=dumped)
         progress(family)
 
 
@@ -154,63 +153,46 @@ def _axes(row: Mistake) -> set[str]:
     return {change.partition("=")[0].rpartition(".")[2] for change in row.set}
 
 
-def _score(name: str, port: Build, rows: Sequence[Mistake]) -> Scored:
+def _score(name: str, port: Build, rows: Sequence[Mistake], *, dumped: bool) -> Scored:
     start = time.perf_counter()
+    base, goal = (replace(port, overrides=()), port) if dumped else (port, replace(port, overrides=()))
     try:
-        port = replace(port, spec_hash=port.blueprint.hash)
-        found = explain(port)
+        found = _explain_dump_of(port, base) if dumped else explain(port)
     except PorterError as error:
-        faults = tuple(row.set for row in rows)
-        return Scored(name, port.family.name, faults, (False,) * len(rows), (False,) * len(rows), error.wrong, (),
-                      time.perf_counter() - start)  # fmt: skip
-    named, valued = [], []
-    for row in rows:
-        axis, value = _judge(port, row, found, first_alone=len(rows) == 1)
-        named.append(axis)
-        valued.append(value)
-    return Scored(
-        name, port.family.name, tuple(row.set for row in rows), tuple(named), tuple(valued), found.outcome, found.kept,
-        time.perf_counter() - start,
-    )  # fmt: skip
+        named = valued = (False,) * len(rows)
+        outcome, told = error.wrong, tuple[str, ...]()
+    else:
+        judged = [_judge(port, row, found, base, goal, first_alone=len(rows) == 1) for row in rows]
+        named, valued = tuple(axis for axis, _ in judged), tuple(value for _, value in judged)
+        outcome, told = found.outcome, found.told
+    faults = tuple(row.set for row in rows)
+    return Scored(name, port.family.name, faults, named, valued, outcome, told, time.perf_counter() - start)
 
 
-def _score_dump(name: str, port: Build, rows: Sequence[Mistake]) -> Scored:
-    """As _score, where explain is given what the port computed, and the right spec."""
-    start = time.perf_counter()
-    right = replace(port, overrides=())
-    try:
-        with TemporaryDirectory() as folder:
-            capture(port, out=Path(folder) / "dump")
-            found = explain(right, port=f"dump:{folder}/dump")
-    except PorterError as error:
-        faults = tuple(row.set for row in rows)
-        return Scored(name, port.family.name, faults, (False,) * len(rows), (False,) * len(rows), error.wrong, (),
-                      time.perf_counter() - start)  # fmt: skip
-    said = [each for step in found.steps for one in step.equals[:1] for each in overrides_of(one)]
-    was, told = _leaves(right.blueprint), _leaves(right.changed(said).blueprint)
-    named, valued = [], []
-    for row in rows:
-        has = _leaves(replace(right, overrides=row.set).blueprint)
-        fault = {key for key in was.keys() | has.keys() if not _same(was.get(key), has.get(key))}
-        named.append(any(not _same(told.get(key), was.get(key)) for key in fault))
-        valued.append(all(_same(told.get(key), has.get(key)) for key in fault))
-    return Scored(
-        name, port.family.name, tuple(row.set for row in rows), tuple(named), tuple(valued), found.outcome, found.kept,
-        time.perf_counter() - start,
-    )  # fmt: skip
+def _explain_dump_of(port: Build, right: Build) -> Explanation:
+    """What explain says of what a port computed, given the right spec alone."""
+    with TemporaryDirectory() as folder:
+        capture(port, out=Path(folder) / "dump")
+        return explain(right, port=f"dump:{folder}/dump")
 
 
-def _judge(port: Build, row: Mistake, found: Explanation, *, first_alone: bool) -> tuple[bool, bool]:
-    """Whether the axis of a row is named, and whether it has its right value in the mended spec."""
-    right, wrong = _leaves(port.reference_blueprint), _leaves(port.blueprint)
-    others = replace(port, overrides=tuple(each for each in port.overrides if each not in row.set))
-    without = _leaves(others.blueprint) if others.overrides else right
+def _judge(
+    port: Build, row: Mistake, found: Explanation, base: Build, goal: Build, *, first_alone: bool
+) -> tuple[bool, bool]:
+    """Whether the axis of a row is named, and whether the changes give it the value it should have.
+
+    Args:
+        base: the spec that explain changed; goal: what it should become: of a spec the right one, of a dump the port's.
+        first_alone: only the first change counts as naming.
+    """
+    wrong, was, wanted = _leaves(port.blueprint), _leaves(base.blueprint), _leaves(goal.blueprint)
+    without = _leaves(replace(port, overrides=tuple(o for o in port.overrides if o not in row.set)).blueprint)
     fault = {key for key in without.keys() | wrong.keys() if not _same(without.get(key), wrong.get(key))}
-    changes = [each for step in found.steps[: 1 if first_alone else None] for each in step.equals[:1]]
-    first = _leaves(port.changed([one.override for change in changes for one in change]).blueprint)
-    mended = _leaves(port.changed(list(found.kept)).blueprint)
-    altered = {key for key in fault if not _same(first.get(key), wrong.get(key))}
-    return bool(altered), all(_same(mended.get(key), right.get(key)) for key in fault)
+    steps = found.steps[: 1 if first_alone else None]
+    first = [override for step in steps for change in step.equals[:1] for override in overrides_of(change)]
+    named, mended = _leaves(base.changed(first).blueprint), _leaves(base.changed(found.kept).blueprint)
+    is_named = any(not _same(named.get(key), was.get(key)) for key in fault)
+    return is_named, all(_same(mended.get(key), wanted.get(key)) for key in fault)
 
 
 def _leaves(blueprint: Blueprint) -> dict[str, Any]:

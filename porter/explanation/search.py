@@ -85,11 +85,6 @@ class Search:
         self.kept = self.with_change(step.equals[0])
         self.resolved = self.build.changed(self.kept)
 
-    @property
-    def told(self) -> list[str]:
-        """All that is kept: axis=value, and sentences about tensors."""
-        return [*self.kept, *(each.override for each in self.weights)]
-
     def _told_apart_by(self, unit: AnyUnit, step: Step) -> Step:
         """The step without those of its equally good changes with which this unit, which passes now, would fail."""
         if len(step.equals) < 2:
@@ -242,7 +237,7 @@ class _Fault:
 
         Of a foreign port, where each of them makes more fail than did, its tensors are looked at, too.
         """
-        if not self.equals or not self.others:
+        if not self.others or len(self.equals) < (1 if self.foreign else 2):
             return
         weights = self.search.weights
         others = [(unit, unit.relevant(self.base), _failing(unit.judge(self.base, weights))) for unit in self.others

@@ -15,7 +15,7 @@ from torch import Tensor
 from porter.specs.blueprint import Blueprint, Parameter
 from porter.weights.reader import WeightReader
 
-Change = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
 _ROUNDINGS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8 e4m3": torch.float8_e4m3fn}
 
 
@@ -28,7 +28,7 @@ class WeightChange:
         value, other: what the reference computes with, and what the port does, in words.
         instead: the parameter, module or layer whose tensors it gets; None: its own.
         exchange: get each other's tensors.
-        change: of the tensor that was read; None: none.
+        transform: of the tensor that was read; None: none.
     """
 
     path: str
@@ -36,7 +36,7 @@ class WeightChange:
     other: str
     instead: str | None = None
     exchange: bool = False
-    change: Change | None = None
+    transform: Transform | None = None
 
     @property
     def override(self) -> str:
@@ -74,7 +74,7 @@ class ChangedReader(WeightReader):
             source = each.source_of(parameter)
             if source is not None:
                 tensor = super().read(source, dtype, device)
-                return tensor if each.change is None else each.change(tensor).contiguous()
+                return tensor if each.transform is None else each.transform(tensor).contiguous()
         return super().read(parameter, dtype, device)
 
 
@@ -93,7 +93,7 @@ def weight_changes(blueprint: Blueprint, layer: int) -> Iterator[WeightChange]:
     for parameter in own:
         if parameter.kind == "linear":
             for name, kind in _ROUNDINGS.items():
-                yield WeightChange(parameter.name, "as stored", f"rounded to {name}", change=partial(_rounded, kind))
+                yield WeightChange(parameter.name, "as stored", f"rounded to {name}", transform=partial(_rounded, kind))
 
 
 def _transformed(parameter: Parameter) -> Iterator[WeightChange]:
@@ -101,25 +101,25 @@ def _transformed(parameter: Parameter) -> Iterator[WeightChange]:
     shape, name = parameter.shape, parameter.name
     if parameter.kind == "linear" and len(shape) == 2:
         if shape[0] == shape[1]:
-            yield WeightChange(name, "as stored", "transposed", change=lambda w: w.T)
+            yield WeightChange(name, "as stored", "transposed", transform=lambda w: w.T)
         if shape[0] % 2 == 0:
             yield WeightChange(
-                name, "as stored", "its halves exchanged", change=lambda w: torch.roll(w, len(w) // 2, 0)
+                name, "as stored", "its halves exchanged", transform=lambda w: torch.roll(w, len(w) // 2, 0)
             )
     if parameter.kind == "norm":
-        yield WeightChange(name, "as stored", "larger by 1: an offset that is added twice", change=lambda w: w + 1)
-        yield WeightChange(name, "as stored", "smaller by 1", change=lambda w: w - 1)
-        yield WeightChange(name, "as stored", "ones: never loaded", change=torch.ones_like)
-        yield WeightChange(name, "as stored", "zeros: never loaded", change=torch.zeros_like)
+        yield WeightChange(name, "as stored", "larger by 1: an offset that is added twice", transform=lambda w: w + 1)
+        yield WeightChange(name, "as stored", "smaller by 1", transform=lambda w: w - 1)
+        yield WeightChange(name, "as stored", "ones: never loaded", transform=torch.ones_like)
+        yield WeightChange(name, "as stored", "zeros: never loaded", transform=torch.zeros_like)
     if parameter.kind == "bias":
-        yield WeightChange(name, "added", "left out", change=torch.zeros_like)
+        yield WeightChange(name, "added", "left out", transform=torch.zeros_like)
 
 
 def _rounded(kind: torch.dtype, w: Tensor) -> Tensor:
     return w.to(kind).to(w.dtype)
 
 
-def _exchanged(w: Tensor) -> Tensor:
+def _halves_exchanged(w: Tensor) -> Tensor:
     return torch.roll(w, len(w) // 2, 0)
 
 

@@ -13,15 +13,14 @@ from typing import Any
 import torch
 import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
 from porter.errors import ComparisonError
 from porter.models.matmul import quick_matmul
 from porter.models.moe import Routed
 from porter.references.float64 import Float64
-from porter.references.hollow import aligned, check_keys, open_hollow
+from porter.references.hollow import open_hollow
 from porter.references.hooks import hooks_of_head, hooks_of_layer, modules_by_path
-from porter.references.quiet import quiet_transformers
+from porter.references.pinned import find_layers
 from porter.references.recording import RECORDING, hooked, uses_registry
 from porter.references.routing import HasChosen, Routing
 from porter.references.units import Loaded, Places, Weights, Widened, fill_on_demand
@@ -71,7 +70,7 @@ class HfReference:
         self.golden = dtype == torch.float64
         self.tensors = tensors or SharedTensors(open_checkpoint(folder))
         self.model, slots = open_hollow(folder, self.tensors.checkpoint, dtype, device)
-        self.layers = find_layers(self.model, blueprint)
+        self.layers = find_layers(self.model, blueprint.dims.layers)[1]
         places = Places(self.model, self.layers, slots)
         self.weights: Weights
         if rounded is None:
@@ -278,52 +277,3 @@ class HfReference:
                 "layers equal to plain eager's",
                 "Report this with the versions of torch and transformers; the reference cannot be trusted.",
             )
-
-
-def load_pinned(folder: Path, dtype: torch.dtype, device: torch.device) -> Any:
-    """HF's whole model of a folder, in eval mode; dtype goes through from_pretrained, so tables stay HF's own.
-
-    Raises:
-        WeightError: HF lacks a tensor, does not know one, or expects another shape; it would fill it at random.
-    """
-    with quiet_transformers():
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, attn_implementation="eager", experts_implementation="eager",
-            local_files_only=True, output_loading_info=True,
-            ignore_mismatched_sizes=True,
-        )  # fmt: skip
-    model, info = loaded
-    check_keys(model, info)
-    for parameter in model.to(device).parameters():
-        parameter.data = aligned(parameter.data)
-    return model.eval()
-
-
-def ordinary_forward(model: Any, layers: nn.ModuleList, ids_BT: Tensor) -> tuple[list[Tensor], Tensor]:
-    """HF's ordinary forward pass: the output of every layer, and the logits."""
-    outputs: list[Tensor] = []
-
-    def keep(_module: nn.Module, _args: Any, out: Any) -> None:
-        outputs.append(out[0] if isinstance(out, (tuple, list)) else out)
-
-    with ExitStack() as stack:
-        for layer in layers:
-            stack.callback(layer.register_forward_hook(keep).remove)
-        logits: Tensor = model(input_ids=ids_BT, use_cache=False).logits
-    return outputs, logits
-
-
-def find_layers(model: nn.Module, blueprint: Blueprint) -> nn.ModuleList:
-    """HF's list of decoder layers.
-
-    Raises:
-        ComparisonError: the model has no list of that many layers.
-    """
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == blueprint.dims.layers:
-            return module
-    raise ComparisonError(
-        f"{type(model).__name__} has no list of {blueprint.dims.layers} layers",
-        "HF's model with the layers of the config",
-        "Check num_hidden_layers of the config.",
-    )

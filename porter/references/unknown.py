@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from porter.errors import PreflightError
-from porter.references.hf import load_pinned
+from porter.references.pinned import find_layers, load_pinned
 from porter.references.quiet import quiet_transformers
 
 HF_ERRORS = (  # what config classes and models raise where a config makes no sense to them
@@ -208,7 +208,7 @@ class LayerTrace:
 def trace_layers(folder: Path, num_layers: int, which: Iterable[int], ids_BT: Tensor) -> dict[int, LayerTrace]:
     """The calls inside some layers of HF's model of a folder, in order."""
     model = load_pinned(folder, torch.float32, torch.device("cpu"))
-    path, layers = find_layer_list(model, num_layers)
+    path, layers = find_layers(model, num_layers)
     found: dict[int, LayerTrace] = {}
     for index in which:
         calls: list[Call] = []
@@ -242,15 +242,3 @@ def _note_whole(whole: list[tuple[Tensor, Tensor]]) -> Any:
         whole.append((given, out[0] if isinstance(out, tuple) else out))
 
     return note
-
-
-def find_layer_list(model: nn.Module, num_layers: int) -> tuple[str, nn.ModuleList]:
-    """HF's list of decoder layers, and its path.   Raises PreflightError: there is none of that length."""
-    for path, module in model.named_modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return path, module
-    raise PreflightError(
-        f"{type(model).__name__} has no list of {num_layers} layers",
-        "a stack of decoder layers",
-        "porter's decoder is one stack; this architecture needs code.",
-    )

@@ -10,7 +10,7 @@ from porter.reports.canvas import AXIS, blank_figure, layer_axis
 from porter.reports.hover import describe_local, describe_propagated
 from porter.reports.plots import NOT_FINITE
 from porter.reports.stream import log_difference, residual_stream
-from porter.reports.summary import block_of, layers_shown, nodes_of, peak
+from porter.reports.summary import block_of, layer_peaks, layers_shown
 
 COLOURS = ("#2f7fc1", "#d9822b", "#2a9d84", "#8a63c9", "#c2557f", "#7d8794", "#a7861f", "#4a5766")
 DASHES = {"float32": "solid", "bfloat16": "dot", "float16": "dash"}
@@ -74,10 +74,7 @@ def _symbol(level: float | None) -> str:
 def _add_ratios(
     figure: go.Figure, label: str, report: DiffReport, stage: Stage, *, colour: str, dash: str, group: str
 ) -> None:
-    inside: dict[str, list[NodeDiff]] = {}
-    for node in nodes_of(report, stage.name, stage.dtype):
-        inside.setdefault(block_of(node), []).append(node)
-    peaks = [(place, found) for place, nodes in inside.items() if place != "logits" and (found := peak(nodes, "rho"))]
+    peaks = layer_peaks(report, stage)
     figure.add_scatter(
         x=[place for place, _ in peaks],
         y=[max(found.value, 0.1) if math.isfinite(found.value) else NOT_FINITE for _, found in peaks],

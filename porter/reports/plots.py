@@ -10,7 +10,7 @@ from porter.comparison.report import SAFE_MARGIN, DiffReport, Logits, LogitsAt, 
 from porter.reports.canvas import AXIS, INK, UNCOMPARED, blank_figure, layer_axis
 from porter.reports.hover import describe_local, describe_logits, describe_propagated
 from porter.reports.stream import extent, log_difference, residual_stream, rounding_band
-from porter.reports.summary import block_of, layers_shown, limits, nodes_of, peak
+from porter.reports.summary import block_of, layer_peaks, layers_shown, limits
 
 DTYPE_COLOURS = {"float32": "#2f7fc1", "bfloat16": "#d9822b", "float16": "#2a9d84"}
 SPARE_COLOURS = ("#2f7fc1", "#d9822b", "#8a63c9", "#c2557f")
@@ -93,10 +93,7 @@ def _add_curve(figure: go.Figure, nodes: Sequence[NodeDiff], colour: str, *, end
 
 def _add_ratios(figure: go.Figure, report: DiffReport, stage: Stage, colour: str, *, width: float) -> None:
     """The largest local ρ of each layer's observable nodes, and the limit above which it fails."""
-    inside: dict[str, list[NodeDiff]] = {}
-    for node in nodes_of(report, stage.name, stage.dtype):
-        inside.setdefault(block_of(node), []).append(node)
-    peaks = [(place, found) for place, nodes in inside.items() if place != "logits" and (found := peak(nodes, "rho"))]
+    peaks = layer_peaks(report, stage)
     figure.add_scatter(
         x=[place for place, _ in peaks],
         y=[max(found.value, 0.1) if math.isfinite(found.value) else NOT_FINITE for _, found in peaks],

@@ -57,6 +57,14 @@ def peak(nodes: Iterable[NodeDiff], metric: str) -> Peak | None:
     return max(measured, key=lambda each: math.inf if math.isnan(each.value) else each.value, default=None)
 
 
+def layer_peaks(report: DiffReport, stage: Stage) -> list[tuple[str, Peak]]:
+    """The largest ρ of each layer's observable nodes, and of what stands outside the layers but the logits."""
+    inside: dict[str, list[NodeDiff]] = {}
+    for node in nodes_of(report, stage.name, stage.dtype):
+        inside.setdefault(block_of(node), []).append(node)
+    return [(place, found) for place, nodes in inside.items() if place != "logits" and (found := peak(nodes, "rho"))]
+
+
 def worst_of(report: DiffReport, stage: Stage) -> NodeDiff | None:
     """The node of a stage to look at first: its first FAIL, else the first that did not pass, else the largest ρ."""
     nodes = list(nodes_of(report, stage.name, stage.dtype))

@@ -6,7 +6,7 @@ transformers' own dequantisation gives the same bits; tests compare. Both sides 
 import hashlib
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def dequantized_folder(folder: Path, config: Mapping[str, Any]) -> Path:
     """The cached bfloat16 checkpoint of a quantised one; the folder itself where it is none.
 
     Raises:
-        ArtifactError: it is quantised in another way, or a packed tensor lacks its scales.
+        ArtifactError: it is quantised in another way, a packed tensor lacks its scales, or a tensor would be left out.
     """
     method = (config.get("quantization_config") or {}).get("quant_method")
     if not method:
@@ -53,6 +53,7 @@ def dequantized_folder(folder: Path, config: Mapping[str, Any]) -> Path:
 
 def _write(checkpoint: Checkpoint, config: Mapping[str, Any], target: Path) -> None:
     made = {each.spec.name: each for each in _plan(checkpoint)}
+    _check_all_are_used(checkpoint, {source for each in made.values() for source in each.sources})
 
     def blocks(name: str) -> Iterator[Tensor]:
         each = made[name]
@@ -87,6 +88,18 @@ def _plan(checkpoint: Checkpoint) -> Iterator[_Made]:
             yield _Made(TensorSpec(name, info.shape, "BF16"), "fp8", (name, scales))
         elif info.dtype in _FLOATS and not name.endswith("_scale_inv"):
             yield _Made(TensorSpec(name, info.shape, info.dtype), "keep", (name,))
+
+
+def _check_all_are_used(checkpoint: Checkpoint, used: Set[str]) -> None:
+    """Refuses tensors that are neither floats, nor packed, nor the scales of packed ones."""
+    left = [name for name in checkpoint.tensors if name not in used]
+    if left:
+        more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+        raise ArtifactError(
+            f"{checkpoint.folder}: {left[0]} ({checkpoint.tensors[left[0]].dtype}){more} cannot be dequantised",
+            "weights in MXFP4 or float8 with their scales, and others in floats",
+            "Use the original weights.",
+        )
 
 
 def _beside(checkpoint: Checkpoint, name: str, scales: str) -> str:

@@ -72,7 +72,7 @@ def test_what_a_modules_code_does_is_named(
     family: str, function: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = of_module(family, function, monkeypatch)
-    assert found.outcome == "explained" and found.kept[0] == named
+    assert found.outcome == "explained" and found.told[0] == named
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
@@ -100,14 +100,16 @@ def test_tensors_that_were_loaded_wrongly_are_named(monkeypatch: pytest.MonkeyPa
         parameters["layers.1.attention_norm.weight"].add_(1.0)
 
     found = spoiled(monkeypatch, norm)
-    assert found.kept == ("layers.1.attn.norm.weight is larger by 1: an offset that is added twice",)
+    assert found.kept == () and found.tensors == (
+        "layers.1.attn.norm.weight is larger by 1: an offset that is added twice",
+    )
 
     def layer(parameters: dict[str, torch.Tensor]) -> None:
         for name, value in parameters.items():
             if name.startswith("layers.1."):
                 value.copy_(parameters[name.replace("layers.1.", "layers.2.")])
 
-    assert spoiled(monkeypatch, layer).kept == ("layers.1 is layer 2’s",)
+    assert spoiled(monkeypatch, layer).tensors == ("layers.1 is layer 2’s",)
 
 
 def test_what_no_axis_and_no_tensor_gives_is_said_to_be_unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +118,7 @@ def test_what_no_axis_and_no_tensor_gives_is_said_to_be_unexplained(monkeypatch:
         value += 0.01 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0))
 
     found = spoiled(monkeypatch, noise)
-    assert (found.outcome, found.kept, found.exit_code) == ("unexplained", (), 1)
+    assert (found.outcome, found.told, found.exit_code) == ("unexplained", (), 1)
     assert found.steps[0].tried > 50
 
 

@@ -20,10 +20,10 @@ def scored(
     faults: int,
     named: Sequence[bool] = (),
     valued: Sequence[bool] = (),
-    kept: Sequence[str] = (),
+    told: Sequence[str] = (),
     outcome: str = "explained",
 ) -> Scored:  # fmt: skip
-    return Scored("8", "gemma", (("a=1",),) * faults, tuple(named), tuple(valued), outcome, tuple(kept), 1.0)
+    return Scored("8", "gemma", (("a=1",),) * faults, tuple(named), tuple(valued), outcome, tuple(told), 1.0)
 
 
 def test_shares_and_what_passes() -> None:
@@ -38,7 +38,7 @@ def test_shares_and_what_passes() -> None:
 
 
 def test_a_clean_port_of_which_anything_is_said_is_accused() -> None:
-    quiet, accused = scored(0, outcome="nothing"), scored(0, kept=["a=1"])
+    quiet, accused = scored(0, outcome="nothing"), scored(0, told=["a=1"])
     assert quiet.right and Scorecard([quiet]).passed
     assert Scorecard([quiet, accused]).accused == [accused] and not Scorecard([quiet, accused]).passed
     assert not scored(0, outcome="unexplained").right
@@ -61,7 +61,7 @@ def test_rows_are_scored_by_what_is_named(dumped: bool) -> None:
         ("4", True, True), ("8", True, True), ("4 + 8", True, True), ("clean", True, True),
     ]  # fmt: skip
     has = ("norm.math=cast_then_scale",) if dumped else ("norm.math=scale_then_cast",)
-    assert found[0].kept == has
+    assert found[0].told == has
 
 
 def test_a_wrong_name_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_wrong_name_is_no_hit(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(scorecard, "explain", wrong)
     (found,) = score_explain(ZOO, ["8"], pairs=0, clean=[])
-    assert found.kept == ("norm.eps=1e-05",) and found.named == (False,) and found.valued == (False,)
+    assert found.told == ("norm.eps=1e-05",) and found.named == (False,) and found.valued == (False,)
 
 
 def test_the_command() -> None:

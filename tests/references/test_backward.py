@@ -11,8 +11,9 @@ from porter.comparison.gradients.stage import golden_inputs
 from porter.models.backward import INPUT, Gradients
 from porter.references.backward import HfBackward
 from porter.references.deferred import Deferred, Slice
-from porter.references.hf import HfReference, load_pinned
+from porter.references.hf import HfReference
 from porter.references.hollow import Slot
+from porter.references.pinned import load_pinned
 from tests.models.tiny import random_ids, tiny
 
 CPU = torch.device("cpu")

@@ -10,7 +10,8 @@ from porter.errors import ComparisonError, WeightError
 from porter.models.matmul import quick_matmul
 from porter.references import recording
 from porter.references.float64 import Float64
-from porter.references.hf import HfReference, find_layers, load_pinned, ordinary_forward
+from porter.references.hf import HfReference
+from porter.references.pinned import find_layers, load_pinned, ordinary_forward
 from porter.references.recording import RECORDING
 from tests.models.checkpoints import change_tensors
 from tests.models.tiny import FAMILIES, random_ids, save_tiny, tiny
@@ -34,7 +35,7 @@ def test_units_one_by_one_are_the_forward_pass(family: str, dtype: torch.dtype) 
     ids_BT = random_ids(tiny(family), 140 if family == "gemma3" else 20)
     whole = load_pinned(tiny(family).checkpoint(), dtype, CPU)
     with quick_matmul(dtype, CPU), torch.no_grad():
-        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, reference.blueprint), ids_BT)
+        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, reference.blueprint.dims.layers)[1], ids_BT)
     for _ in range(2):  # a second prompt starts afresh
         reference.start(ids_BT.flip(1))
         reference.start(ids_BT)
@@ -85,7 +86,7 @@ def test_golden_is_hf_in_float64_on_the_rounded_weights(family: str) -> None:
     for parameter in whole.parameters():
         parameter.data = parameter.data.bfloat16().double()
     with torch.no_grad(), Float64():
-        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, build.blueprint), ids_BT)
+        outputs, logits_BTV = ordinary_forward(whole, find_layers(whole, build.blueprint.dims.layers)[1], ids_BT)
     golden.start(ids_BT)
     x_BTD = golden.embed()["embed.out"]
     for i, output in enumerate(outputs):
@@ -103,10 +104,8 @@ def test_golden_keeps_constants_that_the_dtype_would_round() -> None:
 
 
 def test_a_model_without_that_many_layers_is_refused() -> None:
-    blueprint = tiny("llama").blueprint
-    dims = blueprint.dims.model_copy(update={"layers": 7})
     with pytest.raises(ComparisonError, match="LlamaForCausalLM has no list of 7 layers"):
-        find_layers(open_reference("llama").model, blueprint.model_copy(update={"dims": dims}))
+        find_layers(open_reference("llama").model, 7)
 
 
 def test_describes_itself() -> None:

@@ -10,8 +10,9 @@ import torch
 from porter.comparison.diff import diff
 from porter.errors import PreflightError
 from porter.references.deferred import Deferred, Slice, Source
-from porter.references.hf import HfReference, load_pinned, ordinary_forward
+from porter.references.hf import HfReference
 from porter.references.hollow import open_hollow
+from porter.references.pinned import load_pinned, ordinary_forward
 from porter.weights.reader import SharedTensors
 from porter.weights.safetensors_files import Checkpoint, open_checkpoint
 from tests.models.tiny import FAMILIES, random_ids, tiny

@@ -52,3 +52,12 @@ def test_what_cannot_be_converted_is_refused(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ArtifactError, match=r"has q\.weight, but no q\.weight_scale_inv"):
         find_weights(str(folder), size="")
+
+
+@pytest.mark.parametrize("name", ["steps", "other.weight_scale_inv"])
+def test_no_tensor_is_left_out_without_a_word(folder: Path, name: str) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors[name] = torch.ones(4, dtype=torch.int32) if name == "steps" else torch.ones(2, 1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ArtifactError, match=rf"{name} \([IF]32\) cannot be dequantised"):
+        find_weights(str(folder), size="")

@@ -5,7 +5,7 @@ as norm or rope, a pattern over layers), and numbers of the config whose key sou
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import permutations, product
 from typing import Any, get_args
 
@@ -26,6 +26,7 @@ from porter.specs.tree import Map
 _CLOSEST = 5  # single changes that are tried with each other one
 _MOST = 24  # changes in a row
 _ENOUGH = 600  # specs that are run from one parent
+_READ = 4000  # and that are read: most pairs are no spec, or one that was run
 Move = tuple[Change, ...]
 
 
@@ -44,7 +45,7 @@ class Drive:
     fixed: frozenset[Keys]
     stuck: Place | None = None
     tried: int = 0
-    _seen: dict[str, Place | None] = field(default_factory=dict)
+    read: int = 0
 
     def run(self) -> None:
         """Changes the sketch until nothing differs, or nothing helps."""
@@ -114,8 +115,9 @@ class Drive:
         seen = {base.hash}
         shapes = _shapes(base)
         for move in moves:
-            if self.tried >= _ENOUGH:
+            if self.tried >= _ENOUGH or self.read >= _READ:
                 break
+            self.read += 1
             try:
                 blueprint = self.sketch.with_change(*move).resolve().blueprint
             except PorterError:

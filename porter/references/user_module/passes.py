@@ -15,7 +15,6 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from porter.errors import UsageError
 from porter.models.matmul import quick_matmul
-from porter.references.float64 import Float64
 from porter.references.user_module.code import users_code
 
 
@@ -142,8 +141,7 @@ class Passes:
 
     def _forward(self, ids_BT: Tensor) -> Any:
         """What the module gives for ids; None when the pass was ended before."""
-        arithmetic = Float64() if self.dtype == torch.float64 else quick_matmul(self.dtype, self.device)
-        with torch.no_grad(), arithmetic, users_code(self.name, "cannot be run"):
+        with torch.no_grad(), quick_matmul(self.dtype, self.device), users_code(self.name, "cannot be run"):
             try:
                 return self.module(ids_BT)
             except Enough:

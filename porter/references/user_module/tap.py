@@ -161,8 +161,3 @@ class _Functions(TorchFunctionMode):
             self.watch.tell(path, name, "output", found)
             self.watch.calls[path, name] += 1
         return found
-
-
-def first_float(tensors: list[Tensor]) -> Tensor | None:
-    """The first tensor that is not of integers."""
-    return next((each for each in tensors if each.is_floating_point()), None)

@@ -9,7 +9,7 @@ from torch import nn
 from porter.comparison.diff import diff
 from porter.comparison.map_module import clear_length, map_module
 from porter.errors import PreflightError, UsageError
-from porter.references.hf import load_pinned
+from porter.references.pinned import load_pinned
 from porter.references.user_module.draft_text import map_text
 from tests.models.tiny import tiny
 from tests.references.user_module.scramble import scramble
