@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from porter.cli.memory import keep_freed_memory
+from porter.cli.freed_memory import keep_freed_memory
 from porter.cli.options import PLACE, build_options
 
 

@@ -16,6 +16,7 @@ COMMANDS = (
     "diff",
     "explain",
     "map",
+    "memory",
     "recheck",
     "report",
     "schema",

@@ -1,25 +1,50 @@
-"""How freed memory is kept for the next tensor, on Linux with glibc.
+"""porter memory: what a training step of a model holds, computed from its spec."""
 
-By default glibc maps each large tensor afresh and returns it to the kernel when freed, so every intermediate result
-faults its pages in again, 4 KiB at a time: 29 of the 118 CPU seconds of a diff of Gemma-3-270M, 313 of 718 of
-Gemma-7B. Kept for reuse are tensors of up to 256 MiB, such as nodes and logits; a heap that held the weights of a 7B
-layer too grows to twice what is in use. Larger ones are mapped, in huge pages where the kernel gives them.
-"""
+import click
 
-import ctypes
-import os
-import sys
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # malloc.h
-_KEPT_BYTES = 256 * 2**20
+from porter.cli.options import DTYPES
 
 
-def keep_freed_memory() -> None:
-    """Asks malloc and torch for that; does nothing elsewhere. To be called before torch is imported."""
-    if not sys.platform.startswith("linux"):
-        return
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it at its first tensor
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+@click.command()
+@click.argument("model")
+@click.option("--size", help="Size of a family.")
+@click.option("--layers", type=int, help="So many layers in place of the size's.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Samples of a step.")
+@click.option("--seq", "tokens", type=int, default=4096, show_default=True, help="Tokens of a sample.")
+@click.option("--dtype", type=DTYPES, default="bfloat16", show_default=True, help="Of weights and activations.")
+@click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
+@click.option(
+    "--optimizer",
+    type=click.Choice(["adamw", "adamw-foreach", "adamw-float32", "sgd", "none"]),
+    default="adamw", show_default=True,
+    help="adamw: torch's fused one; adamw-float32: float32 states and a float32 copy of the weights.",
+)  # fmt: skip
+@click.option("--card", metavar="SIZE", help="A card to fit: 80GiB, 24GB, or a name such as h100.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")
+def memory(
+    model: str,
+    size: str | None,
+    layers: int | None,
+    batch: int,
+    tokens: int,
+    dtype: str,
+    attention: str,
+    optimizer: str,
+    card: str | None,
+    as_json: bool,
+) -> None:
+    """What a training step holds: weights, optimizer, activations layer by layer, logits, and the peak of it all.
+
+    MODEL is a size (gemma-7b), a family with --size, or a spec file. Nothing is loaded: no weights, no GPU.
+    HuggingFace's code stands beside porter's kernels, each without checkpointing, with it, and with it offloaded.
+    """
+    from porter.bench.footprint.cards import read_card
+    from porter.bench.footprint.plan import Plan
+    from porter.bench.footprint.survey import survey
+    from porter.reports.footprint_tables import print_survey
+    from porter.specs.shapes import find_shape
+
+    shape = find_shape(model, size, layers)
+    plan = Plan(batch, tokens, dtype, attention, optimizer=optimizer)  # type: ignore[arg-type]  # click checks both
+    found = survey(shape.title, shape.blueprint, plan, None if card is None else read_card(card))
+    print_survey(found, as_json=as_json)

@@ -16,7 +16,7 @@ def draft(ctx: click.Context, checkpoint: Path, out: Path | None) -> None:
     nearest family, fits names and shapes and, if transformers knows the model_type, changes axes until HuggingFace's
     bits agree. Exits with 0 when the file is bit-equal, 1 when it is not, 4 when nothing was run or code is needed.
     """
-    from porter.cli.memory import keep_freed_memory
+    from porter.cli.freed_memory import keep_freed_memory
 
     keep_freed_memory()
     from porter.cli.draft_views import exit_code, print_notes
