@@ -21,9 +21,10 @@ from porter.comparison.gradients.run import run_gradients
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
 from porter.comparison.module_port import ModulePort, judge_module
+from porter.comparison.names import StageName
 from porter.comparison.one_unit import Captured
 from porter.comparison.progress import Progress, Work
-from porter.comparison.report import NodeDiff, Prompt, StageName
+from porter.comparison.report import NodeDiff, Prompt
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
 from porter.comparison.verdicts import summarize, summarize_behaviour, summarize_exact, summarize_gradients
 from porter.models.build import Build
