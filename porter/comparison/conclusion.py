@@ -12,6 +12,7 @@ import transformers
 
 from porter import __version__
 from porter.comparison.logits_record import Logits
+from porter.comparison.changed_port import ChangedPort
 from porter.comparison.module_port import ModulePort
 from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import Behaviour, Check, DiffReport, NodeDiff, Prompt, Side, Stage
@@ -51,7 +52,7 @@ def make_report(
     fail_on: Sequence[str],
     command: str,
     timings_s: Mapping[str, float],
-    module: ModulePort | None = None,
+    module: ModulePort | ChangedPort | None = None,
 ) -> DiffReport:
     """The report of what was found, judged as a whole."""
     missing = sum(node.status == "NOT_COMPARED" for node in found.nodes)
@@ -90,7 +91,7 @@ def make_report(
         behaviour=tuple(found.behaviour),
         golden=found.golden,
         self_check=tuple(found.self_check),
-        proposals=() if module is None else tuple(module.proposals.found.values()),
+        proposals=tuple(module.proposals.found.values()) if isinstance(module, ModulePort) else (),
     )
     return replace(report, sentence=sentence(report))
 
