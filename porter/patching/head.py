@@ -6,6 +6,7 @@ kernel. Whoever looks at the logits after all (a metric, a trainer's entropy) ge
 """
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ Step = tuple[str, float]  # ("times", factor) or ("tanh", 0)
 ScaleAndCap = tuple[float, float | None]
 _Number = float  # under a name that no method has
 _SHIFTED_OUT = -100
+
+
+def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of DeferredLogits for which the logits are computed."""
+    return lambda deferred, *others: function(deferred.logits(), *others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +81,23 @@ class DeferredLogits:
         return (before * after, after) if after > 0 else None
 
     def __mul__(self, other: Any) -> Any:
-        return self._then(other, lambda factor: ("times", factor)) or self.logits() * other
+        noted = self._then(other, lambda factor: ("times", factor))
+        return self.logits() * other if noted is None else noted
 
     __rmul__ = __mul__
 
     def __truediv__(self, other: Any) -> Any:
-        return self._then(other, lambda factor: ("times", 1 / factor)) or self.logits() / other
+        noted = self._then(other, lambda factor: ("times", 1 / factor))
+        return self.logits() / other if noted is None else noted
+
+    __rtruediv__ = _looking(lambda logits, other: other / logits)
+    __add__ = __radd__ = _looking(operator.add)
+    __sub__ = _looking(operator.sub)
+    __rsub__ = _looking(lambda logits, other: other - logits)
+    __matmul__ = _looking(operator.matmul)
+    __pow__ = _looking(operator.pow)
+    __neg__, __abs__ = _looking(operator.neg), _looking(operator.abs)
+    __lt__, __le__, __gt__, __ge__ = map(_looking, (operator.lt, operator.le, operator.gt, operator.ge))
 
     def float(self) -> "DeferredLogits":
         """Itself: the loss computes in float32."""
@@ -101,8 +118,7 @@ class DeferredLogits:
             raise AttributeError(name)
         return getattr(self.logits(), name)
 
-    def __getitem__(self, key: Any) -> Tensor:
-        return self.logits()[key]
+    __getitem__ = _looking(operator.getitem)
 
     def __len__(self) -> int:
         return len(self.logits())

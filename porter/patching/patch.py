@@ -5,14 +5,16 @@ logits in training, and nothing outside it has changed. A patched type patches i
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from importlib import import_module
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
+from porter.comparison.report import DiffReport
 from porter.errors import PorterError, UsageError
 from porter.patching.head import restore_head
 from porter.patching.plan import OPS, Left, Replacement, plan
@@ -32,11 +34,13 @@ class Patch:
     Attributes:
         replaced: modules that a kernel took the place of.
         left: places of an op that stay HuggingFace's, each with its reason.
+        report: of the comparison, where one was asked for.
     """
 
     model: str
     replaced: tuple[Replacement, ...]
     left: tuple[Left, ...]
+    report: DiffReport | None = None
 
     def __str__(self) -> str:
         lines = [f"{self.model}: {len(self.replaced)} modules on porter's kernels"]
@@ -92,11 +96,12 @@ def patch(
         _patch_type(_class_of(model), wanted)
         return None
     bare = unwrapped(model)
-    if verify:
-        from porter.patching.verify import check_patch
+    if not verify:
+        return patch_model(bare, wanted)
+    from porter.patching.verify import check_patch  # which patches, too
 
-        check_patch(bare, wanted)
-    return patch_model(bare, wanted)
+    report = check_patch(bare, wanted)
+    return replace(patch_model(bare, wanted), report=report)
 
 
 def unpatch(model: Any) -> None:
@@ -147,10 +152,12 @@ def unwrapped(model: Any) -> Any:
     """
     bare = model
     for _ in range(8):
-        if hasattr(bare, "config") and hasattr(bare, "get_output_embeddings") and not hasattr(bare, "get_base_model"):
+        if isinstance(bare, PreTrainedModel):
             return bare
-        inner = (getattr(bare, "_orig_mod", None), getattr(bare, "module", None))
-        within = bare.get_base_model() if hasattr(bare, "get_base_model") else next(filter(None, inner), None)
+        if "_orig_mod" in getattr(bare, "_modules", {}):
+            bare = bare._orig_mod  # which torch.compile's wrapper forwards every attribute to
+            continue
+        within = bare.get_base_model() if hasattr(bare, "get_base_model") else getattr(bare, "module", None)
         if not isinstance(within, nn.Module):
             break
         bare = within

@@ -84,10 +84,10 @@ def _study(function: Rotate, spec: Rope, dims: Dims) -> Rotation | str:
     if names[:4] != ("q", "k", "cos", "sin"):
         return f"takes {', '.join(names)}, not queries and keys together"
     R = spec.width(dims.head_dim)
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for K, (style, doubled, negated) in product(dict.fromkeys((dims.head_dim, R)), _candidates(spec)):
-        q_BHTK, k_BGTK = (torch.randn(1, heads, 3, K, generator=generator) for heads in (2, 1))
-        angles = torch.randn(1, 3, R // 2, generator=generator)
+        q_BHTK, k_BGTK = (torch.randn(1, heads, 3, K, generator=generator, device="cpu") for heads in (2, 1))
+        angles = torch.randn(1, 3, R // 2, generator=generator, device="cpu")  # HF makes models on the meta device
         rotation = Rotation(style, doubled, negated)
         try:
             got = function(q_BHTK, k_BGTK, *(_twice(table, doubled) for table in (angles.cos(), angles.sin())))
