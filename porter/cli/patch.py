@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from porter.cli.memory import keep_freed_memory
+from porter.cli.freed_memory import keep_freed_memory
 from porter.cli.options import report_options
 
 _OPS = ("rms_norm", "layer_norm", "rope", "glu", "linear_cross_entropy")
