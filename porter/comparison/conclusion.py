@@ -11,8 +11,8 @@ import torch
 import transformers
 
 from porter import __version__
-from porter.comparison.logits_record import Logits
 from porter.comparison.changed_port import ChangedPort
+from porter.comparison.logits_record import Logits
 from porter.comparison.module_port import ModulePort
 from porter.comparison.observed import Axis, Injected
 from porter.comparison.report import Behaviour, Check, DiffReport, NodeDiff, Prompt, Side, Stage
