@@ -56,9 +56,9 @@ def version_of(distribution: str) -> str:
 
 
 def hash_sources() -> str:
-    """A hash of the kernels and of this package: two runs with the same one measured the same code."""
+    """A hash of the kernels, of patching and of this package: two runs with the same one measured the same code."""
     digest = hashlib.sha256()
-    for folder in (Path(porter_kernels.__file__).parent, Path(__file__).parent):
+    for folder in (Path(porter_kernels.__file__).parent, Path(__file__).parent, Path(__file__).parents[1] / "patching"):
         for path in sorted(each for each in folder.rglob("*") if each.suffix in (".py", ".json")):
             digest.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]

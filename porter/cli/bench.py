@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from porter.cli.bench_train import train
+
 OUT = Path("benchmarks/results")
 
 
@@ -75,3 +77,6 @@ def report(file: Path) -> None:
     from porter.cli.bench_runs import show_file
 
     show_file(file)
+
+
+bench.add_command(train)

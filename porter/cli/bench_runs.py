@@ -14,8 +14,10 @@ from porter.bench.cases import Case
 from porter.bench.files import read_document, write_whole
 from porter.bench.ranking import regressions
 from porter.bench.results import BenchRun, from_document, to_csv, to_text
+from porter.bench.training import results as training
 from porter.reports.bench_terminal import render_bench
 from porter.reports.memory_table import render_memory
+from porter.reports.train_table import render_training
 
 
 def measure_kernels(
@@ -50,12 +52,12 @@ def measure_kernels(
     earlier = from_document(read_document(resume), str(resume)) if resume is not None and resume.exists() else None
     run, changed = start_run(cases, commit=commit, earlier=earlier)
     for line in changed:
-        _say(f"cannot go on with {resume}: {line}")
-    path = resume if resume is not None and not changed else _new_file(out, "kernels", run.environment, run.created)
-    bench = Bench(run, providers, Clock(device) if device else None, Hooks(lambda each: _save(each, path), _say))
+        say(f"cannot go on with {resume}: {line}")
+    path = resume if resume is not None and not changed else new_file(out, "kernels", run.environment, run.created)
+    bench = Bench(run, providers, Clock(device) if device else None, Hooks(lambda each: _save(each, path), say))
     left = bench.measure(cases, stop_after_s)
     if left:
-        _say(f"time is up, {left} cases left: go on with --resume {path}")
+        say(f"time is up, {left} cases left: go on with --resume {path}")
     return path, bench.run
 
 
@@ -75,22 +77,25 @@ def measure_memory(out: Path, *, commit: str | None) -> Path | None:
 
     device = find_device()
     if device is None:
-        _say("No GPU here: peak memory and device times cannot be measured, and nothing was.")
+        say("No GPU here: peak memory and device times cannot be measured, and nothing was.")
         return None
     created = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S+00:00}"
     run = curves.MemoryRun(created, describe_environment((), commit), ())
-    path = _new_file(out, "memory", run.environment, created)
+    path = new_file(out, "memory", run.environment, created)
     for points in measure_curves(Clock(device, least_runs=5)):
         run = curves.MemoryRun(created, run.environment, (*run.points, *points))
         write_whole(path, curves.to_text(run))
         write_whole(path.with_suffix(".csv"), curves.to_csv(run))
-        _say(", ".join(f"{point.method} {point.status}" for point in points) + f" at {points[0].tokens} tokens")
+        say(", ".join(f"{point.method} {point.status}" for point in points) + f" at {points[0].tokens} tokens")
     return path
 
 
 def show_file(path: Path) -> None:
     """Prints what is in a file of porter bench, and draws its page."""
     document = read_document(path)
+    if document.get("schema") == training.SCHEMA:
+        _show_training(training.from_document(document, str(path)), path)
+        return
     if document.get("schema") != curves.SCHEMA:
         show(from_document(document, str(path)), path)
         return
@@ -100,6 +105,14 @@ def show_file(path: Path) -> None:
         from porter.reports.memory_report import memory_to_html
 
         write_whole(path.with_suffix(".html"), memory_to_html(run))
+
+
+def _show_training(run: training.TrainRun, path: Path) -> None:
+    render_training(run, Console(highlight=False))
+    if _can_draw(path):
+        from porter.reports.train_report import training_to_html
+
+        write_whole(path.with_suffix(".html"), training_to_html(run))
 
 
 def show(run: BenchRun, path: Path) -> bool:
@@ -115,16 +128,18 @@ def show(run: BenchRun, path: Path) -> bool:
 def _can_draw(path: Path) -> bool:
     """Says where the results are; whether plotly is here to draw them."""
     if find_spec("plotly") is None:
-        _say(f"results: {path}; no page without plotly, porter bench report draws it elsewhere")
+        say(f"results: {path}; no page without plotly, porter bench report draws it elsewhere")
         return False
-    _say(f"results: {path}, and beside it .csv and .html")
+    say(f"results: {path}, and beside it .csv and .html")
     return True
 
 
-def _new_file(out: Path, what: str, environment: Mapping[str, str], created: str) -> Path:
+def new_file(out: Path, what: str, environment: Mapping[str, str], created: str) -> Path:
+    """A name for a new file of results."""
     gpu = re.sub(r"[^a-z0-9]+", "-", environment["gpu"].lower()).strip("-")
     return out / f"{what}-{gpu}-{created[:19].replace(':', '')}Z.json"
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """A line for people, to stderr."""
     click.echo(line, err=True)

@@ -17,7 +17,6 @@ COMMANDS = (
     "explain",
     "map",
     "memory",
-    "patch",
     "recheck",
     "report",
     "schema",

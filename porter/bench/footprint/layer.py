@@ -129,7 +129,8 @@ class _Layer(Writer):
         context = self.tape.write(
             "attn.ctx", size, reads, saves=(*saves, "result", sums), backward_temporary=wide + 2 * size
         )
-        return self.tape.write("attn.ctx_rows", size, (context,)) if self._by_heads() else context
+        copied = self._by_heads() and not self.plan.fused  # porter's rotation keeps the order that it finds
+        return self.tape.write("attn.ctx_rows", size, (context,)) if copied else context
 
     def _by_heads(self) -> bool:
         """Whether queries lie head by head, as torch.cat leaves them where a part of a head is rotated. Then the
