@@ -10,9 +10,10 @@ from dataclasses import dataclass
 import torch
 
 from porter.comparison.diff import diff
+from porter.comparison.names import StageName
 from porter.comparison.preflight import load_tokenizer
 from porter.comparison.prompts import read_prompts
-from porter.comparison.report import NodeDiff, StageName
+from porter.comparison.report import NodeDiff
 from porter.comparison.stages import Lanes, run_stage, select_layers
 from porter.models.build import Build, plan_build
 from porter.references.hf import HfReference

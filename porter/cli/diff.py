@@ -29,24 +29,15 @@ from porter.cli.options import PLACE, build_options, report_options, summary_opt
 @click.option("--grad", is_flag=True, help="Compare gradients too, which the default stages leave out.")
 @click.option("--axes", is_flag=True, help="List the axes that were tried, and where each could have shown.")
 @click.option("--golden-cache", type=PLACE, metavar="DIR", help="Keep golden and the reference there for the next run.")
+@click.option("--attribution", is_flag=True, help="Say which layers and nodes make the difference at the logits.")
 @click.option("--self-check", is_flag=True, help="Put known faults into the port, and exit 1 if one is missed.")
 @click.option("--timings", is_flag=True, help="Say where the time went.")
 @click.pass_context
 def diff(
-    ctx: click.Context,
-    /,
-    model: str | None,
-    out: Path,
-    json_path: str | None,
-    html_path: Path | None,
-    junit_path: Path | None,
-    github_path: Path | None,
-    fail_on: str,
-    stages: str,
-    axes: bool,
-    timings: bool,
-    **given: object,
-) -> None:
+    ctx: click.Context, /, model: str | None, out: Path, json_path: str | None, html_path: Path | None,
+    junit_path: Path | None, github_path: Path | None, fail_on: str, stages: str, axes: bool, timings: bool,
+    attribution: bool, **given: object,
+) -> None:  # fmt: skip
     """Compare a port with its reference, layer by layer.
 
     MODEL is what porter build takes; without it, the build just made. Exits with 0 when they agree, 1 when they part,
@@ -61,15 +52,20 @@ def diff(
     start = time.perf_counter()
     from porter.cli.progress import stage_progress
     from porter.comparison.diff import diff as compare
+    from porter.explanation.attribution import attribute_report, check_attribution
     from porter.reports.present import present
     from porter.reports.summaries import write_summaries
 
     imports_s = round(time.perf_counter() - start, 3)
+    if attribution:
+        check_attribution(given["port"], str(given["reference"]))
     with stage_progress(quiet=json_path == "-") as progress:
         report = compare(
             model, progress=progress, fail_on=_names(fail_on), stages=_names(stages),
             command=shlex.join(["porter", *sys.argv[1:]]), **given,  # type: ignore[arg-type]
         )  # fmt: skip
+        if attribution:
+            report = attribute_report(report, model, progress, **given)
     report = replace(report, timings_s={"imports": imports_s, **report.timings_s})
     write_summaries(report, junit_path=junit_path, github_path=github_path)
     present(report, out, json_path=json_path, html_path=html_path, timings=timings, axes=axes)

@@ -17,6 +17,7 @@ COMMANDS = (
     "explain",
     "map",
     "memory",
+    "patch",
     "recheck",
     "report",
     "schema",

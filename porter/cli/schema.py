@@ -4,9 +4,17 @@ import click
 
 
 @click.command()
-@click.argument("name", metavar="NAME", type=click.Choice(["diff", "spec"]))
+@click.argument("name", metavar="NAME", type=click.Choice(["diff", "explain", "spec"]))
 def schema(name: str) -> None:
-    """Print the JSON Schema of a report or of a spec. NAME is diff, for a report.json, or spec, for a family's YAML."""
+    """Print the JSON Schema of what porter writes or reads.
+
+    NAME is diff, for a report.json, explain, for an explain.json, or spec, for a family's YAML.
+    """
+    if name == "explain":
+        from porter.reports.explain_json import schema_text as explain_schema_text
+
+        click.echo(explain_schema_text(), nl=False)
+        return
     if name == "diff":
         from porter.reports.schema import schema_text
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -11,14 +11,18 @@ import torch
 import transformers
 
 from porter import __version__
+from porter.comparison.changed_port import ChangedPort
+from porter.comparison.logits_record import Logits
 from porter.comparison.module_port import ModulePort
 from porter.comparison.observed import Axis, Injected
-from porter.comparison.report import Behaviour, Check, DiffReport, Logits, NodeDiff, Prompt, Side, Stage
+from porter.comparison.report import Behaviour, Check, DiffReport, NodeDiff, Prompt, Side, Stage
 from porter.comparison.sentence import sentence
 from porter.comparison.verdicts import all_limits, conclude
 from porter.models.build import Build
 from porter.models.matmul import needs_float32
 from porter.models.ops import OpsName
+
+MOST_SAMPLES = 6  # nodes of a stage
 
 
 @dataclass
@@ -48,7 +52,7 @@ def make_report(
     fail_on: Sequence[str],
     command: str,
     timings_s: Mapping[str, float],
-    module: ModulePort | None = None,
+    module: ModulePort | ChangedPort | None = None,
 ) -> DiffReport:
     """The report of what was found, judged as a whole."""
     missing = sum(node.status == "NOT_COMPARED" for node in found.nodes)
@@ -74,7 +78,7 @@ def make_report(
         prompts=tuple(found.prompts),
         stages=tuple(found.stages),
         preflight=tuple(found.checks),
-        nodes=tuple(found.nodes),
+        nodes=tuple(keep_samples(found.nodes)),
         logits=tuple(found.logits),
         axes=tuple(found.axes),
         declared=len(found.declared),
@@ -87,9 +91,23 @@ def make_report(
         behaviour=tuple(found.behaviour),
         golden=found.golden,
         self_check=tuple(found.self_check),
-        proposals=() if module is None else tuple(module.proposals.found.values()),
+        proposals=tuple(module.proposals.found.values()) if isinstance(module, ModulePort) else (),
     )
     return replace(report, sentence=sentence(report))
+
+
+def keep_samples(nodes: Sequence[NodeDiff]) -> Iterator[NodeDiff]:
+    """The nodes, samples left to those that a reader looks at first: of each stage the first that did not pass and
+    what follows in that unit, or the one with the largest ρ.
+    """
+    kept: set[int] = set()
+    for key in dict.fromkeys((node.stage, node.dtype) for node in nodes):
+        mine = [node for node in nodes if (node.stage, node.dtype) == key and node.sample is not None]
+        bad = [node for status in ("FAIL", "INCONCLUSIVE", "WARN") for node in mine if node.status == status]
+        near = [node for node in bad if node.layer == bad[0].layer]
+        largest = sorted(mine, key=lambda node: node.local.rho if node.local else 0.0)[-1:]
+        kept |= {id(node) for node in near[:MOST_SAMPLES] or largest}
+    return (node if id(node) in kept else replace(node, sample=None) for node in nodes)
 
 
 def _environment(device: torch.device, dtype: torch.dtype) -> dict[str, str]:

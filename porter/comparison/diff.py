@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from porter.comparison.changed_port import ChangedPort
 from porter.comparison.conclusion import make_report
 from porter.comparison.dump_diff import diff_dumps, open_dumps, refuse_flags
 from porter.comparison.module_port import open_port
@@ -32,7 +33,7 @@ from porter.references.identity import reference_identity
 def diff(
     model: str | Build | None = None,
     *,
-    port: str | nn.Module | None = None,
+    port: str | nn.Module | ChangedPort | None = None,
     map: Path | str | Mapping[str, Any] | None = None,
     reference: str = "hf",
     layers: str = "all",
@@ -58,7 +59,7 @@ def diff(
     Args:
         model: a build, its name, a size, a family or a path to a YAML; None: the build just made.
         port: in place of the build: dump:DIR, a dump of it, as porter capture or its Recorder wrote; a torch module, or
-            module:pkg.mod:fn, whose function gives one.
+            module:pkg.mod:fn, whose function gives one; or HuggingFace's own model, changed.
         map: where the nodes of a module are: a map file, or the contents of one.
         reference: hf, or dump:DIR.
         layers: all, first-bad, or a list such as 0-3,7.
@@ -87,12 +88,15 @@ def diff(
     dumps = open_dumps(str(port) if dumped else "", reference, dtype)
     build = find_build(model, size, weights, overrides, dumps.dtype if dumps else dtype, ops, device)
     refused = {f"--ops {ops}": ops, "--grad": grad, "--self-check": self_check, f"--reference {reference}": dumps}
-    own = open_port(None if dumped else port, map, build, stages=stages, fail_on=fail_on, refused=refused)
+    changed = port if isinstance(port, ChangedPort) else None
+    module = None if dumped or isinstance(port, ChangedPort) else port
+    own = open_port(module, map, build, stages=stages, fail_on=fail_on, refused=refused)
     at = torch.device(pick_device(build.device))
     selection = select_layers(layers, build.blueprint.dims.layers)
     wanted = frozenset(stages or (dumps.stages if dumps else DEFAULT_STAGES)) | ({"gradients"} if grad else set())
     _check_together(layers, selection, stages, wanted, self_check=self_check)
-    run = Run(build, at, pick_ops(build.ops, str(at)), selection, wanted, cache, progress or Silent(), self_check, own)
+    ops_name = pick_ops(build.ops, str(at))
+    run = Run(build, at, ops_name, selection, wanted, cache, progress or Silent(), self_check, own, changed)
     if dumps is not None:
         refuse_flags(dumps, run, overrides=overrides)
     with run.timed("weights"):
@@ -123,7 +127,14 @@ def diff(
     if run.captured is not None and not run.selection.first_bad:
         _observe(run, folder, run.captured)
     return make_report(
-        build, run.found, ops=run.ops, device=at, fail_on=fail_on, command=command, timings_s=run.timings_s, module=own
+        build,
+        run.found,
+        ops=run.ops,
+        device=at,
+        fail_on=fail_on,
+        command=command,
+        timings_s=run.timings_s,
+        module=own or changed,
     )
 
 

@@ -12,12 +12,13 @@ from porter.comparison.cached_lane import Models
 from porter.comparison.conclusion import make_report
 from porter.comparison.dump_lane import DumpLane
 from porter.comparison.lanes import Lane, PortLane
+from porter.comparison.names import StageName
 from porter.comparison.observability import observe_axes
 from porter.comparison.one_unit import Captured
 from porter.comparison.preflight import check_config, load_tokenizer
 from porter.comparison.progress import Work
 from porter.comparison.prompts import make_prompt, read_prompts
-from porter.comparison.report import Check, DiffReport, Prompt, Side, StageName
+from porter.comparison.report import Check, DiffReport, Prompt, Side
 from porter.comparison.run_stages import Run
 from porter.comparison.self_fed import Sides, run_self_fed
 from porter.comparison.sentence import sentence

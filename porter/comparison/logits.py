@@ -4,7 +4,8 @@ import math
 
 from torch import Tensor
 
-from porter.comparison.report import Logits, LogitsAt, StageName
+from porter.comparison.logits_record import Logits, LogitsAt
+from porter.comparison.names import StageName
 
 _TOP = 5  # of each side's logits that a report shows
 

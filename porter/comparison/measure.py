@@ -5,8 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from porter.comparison.names import kind_of, place_in_unit
-from porter.comparison.report import Local, NodeDiff, Propagated, StageName, Worst
+from porter.comparison.names import StageName, kind_of, place_in_unit
+from porter.comparison.report import Local, NodeDiff, Propagated, Worst
+from porter.comparison.sampler import Sampler
 from porter.comparison.verdicts import FLOORS, Limits, judge
 
 _SAMPLE = 65_536  # elements looked at for ulp_p99
@@ -19,6 +20,7 @@ class Tally:
     Tensors are [B, T, ...] or [B, T, D]; tokens of all samples count alike. A token's error is relative to that token,
     or `of_node` to the mean token, where the value of a token may be zero but for rounding; and that of the node to no
     less than the norm `least`, for the same reason. `limits`: instead of the stage's own thresholds.
+    `sampled`: elements are kept for a picture.
     """
 
     def __init__(
@@ -30,9 +32,11 @@ class Tally:
         of_node: bool = False,
         least: float = 0.0,
         limits: Limits | None = None,
+        sampled: bool = False,
     ) -> None:
         self.name, self.stage, self.dtype, self.of_node, self.least = name, stage, dtype, of_node, least
         self.limits = limits
+        self.sampler = Sampler() if sampled else None
         self.shape: tuple[int, ...] = ()
         self.exact: bool | None = None
         self.worst: Worst | None = None
@@ -71,6 +75,8 @@ class Tally:
         error_NF = port64_NF - golden_NF
         other_NF = golden_NF if reference_golden is None else _rows(reference_golden)
         reference_error_NF = error_NF if same else reference64_NF - other_NF
+        if self.sampler is not None:
+            self.sampler.add(golden_NF, error_NF, reference_error_NF)
         port_NF = error_NF.square()
         squares = (port_NF, port_NF if same else reference_error_NF.square(), golden_NF.square())
         golden_N = squares[2].sum(1)
@@ -168,6 +174,7 @@ class Tally:
             cosine=cosine,
             ulp_p99=self.ulp_p99,
             nonfinite=nonfinite,
+            sample=self.sampler.finish() if self.sampler else None,
         )
 
     def _trimmed(self) -> float:

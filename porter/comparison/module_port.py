@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from porter.comparison.behaviour.checks import judge_logits, worst_first
+from porter.comparison.logits_record import Logits
 from porter.comparison.proposals import Proposals
-from porter.comparison.report import Behaviour, Check, Logits
+from porter.comparison.report import Behaviour, Check
 from porter.comparison.verdicts import BEHAVIOUR
 from porter.errors import UsageError
 from porter.models.build import Build

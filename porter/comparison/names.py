@@ -3,6 +3,7 @@
 from typing import Literal
 
 NodeKind = Literal["observable", "gauge"]
+StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
 GRADIENT = "grad:"  # in front of a node's or parameter's name
 GAUGES = frozenset(
     [

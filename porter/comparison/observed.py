@@ -50,6 +50,22 @@ class Injected:
 
 
 @dataclass(frozen=True)
+class Share:
+    """How much of the difference at the logits is made in one place; those of one kind sum to 1.
+
+    Attributes:
+        unit: embed, layers.3 or head; of kind node, a node.
+        share: below 0 where it takes away what others made.
+        dtype: that both sides ran in.
+    """
+
+    unit: str
+    kind: Literal["layer", "node"]
+    share: float
+    dtype: str
+
+
+@dataclass(frozen=True)
 class Proposal:
     """A layout under which a node of a user's module is the reference's, as a line of the map file.
 

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Literal
 
-from porter.comparison.names import GRADIENT, NodeKind, place_in_unit
-from porter.comparison.observed import Axis, Injected, Proposal
+from porter.comparison.explained import Explained
+from porter.comparison.logits_record import Logits
+from porter.comparison.names import GRADIENT, NodeKind, StageName, place_in_unit
+from porter.comparison.observed import Axis, Injected, Proposal, Share
+from porter.comparison.sample import Sample
 
 Verdict = Literal["PASS", "WARN", "FAIL", "INCONCLUSIVE", "NOT_COMPARED"]
-StageName = Literal["preflight", "exact", "semantics", "precision", "gradients", "behaviour"]
 SCHEMA = "porter.diff/1"
-SAFE_MARGIN = 4.0  # floors: past this margin rounding alone does not flip an argmax
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ class NodeDiff:
     ulp_p99: float = 0.0
     nonfinite: tuple[int, int] = (0, 0)
     prompt: int = 0
+    sample: Sample | None = None  # of nodes that a reader looks at first
 
     @property
     def layer(self) -> int | None:
@@ -146,63 +148,6 @@ class Check:
     detail: str
     head: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
-
-
-@dataclass(frozen=True)
-class LogitsAt:
-    """The logits after one token, propagated.
-
-    Attributes:
-        token: index in the prompt.
-        kl: KL(reference‖port) here, in nats.
-        margin: the reference's largest logit less its second largest.
-        floor: what rounding alone moves such a margin by: √2 · rms(reference − golden) over the vocabulary.
-        reference, port: each side's largest logits, largest first, as (id, logit).
-    """
-
-    token: int
-    kl: float
-    margin: float
-    floor: float
-    reference: tuple[tuple[int, float], ...]
-    port: tuple[tuple[int, float], ...]
-
-    @property
-    def flipped(self) -> bool:
-        """The port would say another word."""
-        return self.reference[0][0] != self.port[0][0]
-
-    @property
-    def safe(self) -> bool:
-        """The margin is so wide that rounding alone does not flip the word."""
-        return self.margin > SAFE_MARGIN * self.floor
-
-
-@dataclass(frozen=True)
-class Logits:
-    """The logits in one stage, propagated, at evenly spaced tokens (all of them for a small vocabulary).
-
-    Attributes:
-        kl: mean KL(reference‖port) in nats; kl_ref: mean KL(golden‖reference).
-        worst_kl, worst_token: the largest over tokens, and where.
-        nmse: ‖port − reference‖² / ‖reference‖².
-        agreement: share of tokens where the argmax agrees.
-        tokens: how many tokens were looked at.
-        at: what they are at each of these; empty in a report of an earlier porter.
-        prompt: index of the prompt.
-    """
-
-    stage: StageName
-    dtype: str
-    kl: float
-    kl_ref: float
-    worst_kl: float
-    worst_token: int
-    nmse: float
-    agreement: float
-    tokens: int = 0
-    at: tuple[LogitsAt, ...] = ()
-    prompt: int = 0
 
 
 @dataclass(frozen=True)
@@ -280,6 +225,8 @@ class DiffReport:
     golden: Mapping[str, str | int] = field(default_factory=dict)  # the cache it came from; empty: it was run
     self_check: tuple[Injected, ...] = ()  # empty where none was asked for
     proposals: tuple[Proposal, ...] = ()  # lines for a module's map
+    attribution: tuple[Share, ...] = ()  # layers, then nodes; empty where it was not asked for
+    explanations: tuple[Explained, ...] = ()  # what porter explain found, once it was run
 
     @property
     def compared(self) -> int:

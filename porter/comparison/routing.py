@@ -9,7 +9,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from porter.comparison.report import SAFE_MARGIN, NodeDiff
+from porter.comparison.logits_record import SAFE_MARGIN
+from porter.comparison.report import NodeDiff
 from porter.comparison.verdicts import FLOORS
 from porter.models.moe import Routed
 

@@ -10,26 +10,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from porter.comparison.behaviour.checks import judge_logits, worst_first
 from porter.comparison.behaviour.lanes import HfRoutes, PortRoutes
 from porter.comparison.behaviour.routes import choose_others
 from porter.comparison.behaviour.stage import count_units, run_behaviour
 from porter.comparison.behaviour.walk import Sides
 from porter.comparison.cached_lane import Models, reference_lanes, units_of_run
+from porter.comparison.changed_port import ChangedPort
 from porter.comparison.conclusion import Findings
 from porter.comparison.exact_stage import run_exact
+from porter.comparison.gradients.lanes import BackwardLane, HfLane, PortBackward
 from porter.comparison.gradients.run import run_gradients
 from porter.comparison.lanes import Lane, PortLane
 from porter.comparison.merge import merge_nodes
 from porter.comparison.module_port import ModulePort, judge_module
+from porter.comparison.names import StageName
 from porter.comparison.one_unit import Captured
 from porter.comparison.progress import Progress, Work
-from porter.comparison.report import NodeDiff, Prompt, StageName
+from porter.comparison.report import NodeDiff, Prompt
 from porter.comparison.stages import Lanes, Selection, StageRun, run_stage
 from porter.comparison.verdicts import summarize, summarize_behaviour, summarize_exact, summarize_gradients
 from porter.models.build import Build
 from porter.models.decoder import Decoder, Streamed
 from porter.models.ops import OpsName, make_ops
+from porter.references.backward import HfBackward
 from porter.references.golden_cache import GoldenCache, Units
+from porter.references.hf import HfReference
 from porter.references.user_module.lane import ModuleLane
 from porter.specs.axes import first_of_each_kind
 from porter.weights.reader import SharedTensors, WeightReader
@@ -51,6 +57,7 @@ class Run:
     progress: Progress
     self_check: bool
     module: ModulePort | None = None
+    changed: ChangedPort | None = None
     reader: WeightReader = field(init=False)
     found: Findings = field(default_factory=Findings)
     captured: Captured | None = None
@@ -58,8 +65,8 @@ class Run:
 
     @property
     def behaves(self) -> bool:
-        """All ways of feeding are tried; of a user's module the logits alone are judged."""
-        return self.module is None and self.judges_logits
+        """All ways of feeding are tried; of a module that is not porter's the logits alone are judged."""
+        return self.module is None and self.changed is None and self.judges_logits
 
     @property
     def judges_logits(self) -> bool:
@@ -129,7 +136,7 @@ def run_stages(run: Run, folder: Path) -> None:
         if stage in run.stages or "gradients" in run.stages:
             with run.timed(f"load {dtype}"):
                 golden, reference = reference_lanes(models, run.cache, dtype)
-                lanes = _lanes(run, reader, golden, reference, folder)
+                lanes = _lanes(run, reader, models, golden, reference)
         if stage in run.stages:
             with run.timed(stage):
                 nodes: dict[str, NodeDiff] = {}
@@ -144,7 +151,7 @@ def run_stages(run: Run, folder: Path) -> None:
             break
         if "gradients" in run.stages:
             with run.timed("gradients"):
-                _run_gradients(run, dtype, reader, golden, models)
+                _run_gradients(run, dtype, reader, golden, models, lanes.port)
             found.reference = models.reference.describe()
             if run.selection.first_bad and found.stages[-1].status == "FAIL":
                 break
@@ -154,6 +161,12 @@ def run_stages(run: Run, folder: Path) -> None:
             found.reference = models.reference.describe()
         if run.module is not None and run.judges_logits and stage in run.stages:
             checks = judge_module(dtype, found.logits)
+            found.behaviour += checks
+            found.stages.append(summarize_behaviour(dtype, checks))
+        if run.changed is not None and run.judges_logits and stage in run.stages:
+            ids_BT = torch.tensor([_longest(found.prompts).ids])
+            logits = worst_first(judge_logits(each) for each in found.logits if each.dtype == dtype)
+            checks = [*logits, *run.changed.judge(dtype, models, ids_BT)]
             found.behaviour += checks
             found.stages.append(summarize_behaviour(dtype, checks))
     found.stages.sort(key=lambda each: STAGES.index(each.name))
@@ -193,10 +206,15 @@ def _run_behaviour(run: Run, dtype: str, reader: WeightReader, models: Models) -
     run.found.stages.append(summarize_behaviour(dtype, checks))
 
 
-def _run_gradients(run: Run, dtype: str, reader: WeightReader, golden: Lane, models: Models) -> None:
+def _run_gradients(run: Run, dtype: str, reader: WeightReader, golden: Lane, models: Models, port: Lane) -> None:
+    backward: BackwardLane
+    if isinstance(port, HfReference):
+        backward = HfLane(HfBackward(port), reader.ledger)
+    else:
+        backward = PortBackward(_decoder(run, reader, run.ops, models.dtype), models.dtype, models.device)
     nodes = run_gradients(
-        dtype, _decoder(run, reader, run.ops, models.dtype), reader.ledger, models, golden, run.found.prompts,
-        run.selection, advance=lambda unit: run.progress.done(f"gradients {dtype}", unit),
+        dtype, backward, reader.ledger, models, golden, run.found.prompts, run.selection,
+        advance=lambda unit: run.progress.done(f"gradients {dtype}", unit),
     )  # fmt: skip
     run.found.nodes += nodes
     run.found.declared |= {node.name for node in nodes}
@@ -208,9 +226,11 @@ def _decoder(run: Run, reader: WeightReader, ops: OpsName, dtype: torch.dtype) -
     return Decoder(blueprint, Streamed(blueprint, make_ops(ops), reader, dtype, run.device))
 
 
-def _lanes(run: Run, reader: WeightReader, golden: Lane, reference: Lane, folder: Path) -> Lanes:
+def _lanes(run: Run, reader: WeightReader, models: Models, golden: Lane, reference: Lane) -> Lanes:
+    if run.changed is not None:
+        return Lanes(run.build.blueprint.dims, golden, reference, run.changed.open(models), None)
     if run.module is not None:
-        own = run.module.lane(folder, reader, reference.dtype, run.device)
+        own = run.module.lane(models.folder, reader, reference.dtype, run.device)
         looks = partial(run.module.proposals.look, own)
         executor = own if run.module.exact else None
         return Lanes(run.build.blueprint.dims, golden, reference, own, executor, own.why, looks)
@@ -257,6 +277,6 @@ def _longest(prompts: Sequence[Prompt]) -> Prompt:
 def _by(run: Run) -> frozenset[str]:
     """What axes can be seen by; bits of the port's dtype are compared with the stage in that dtype, or alone."""
     own = "semantics" if run.build.dtype == "float32" else "precision"
-    if run.module is not None and not run.module.exact:
+    if run.changed is not None or (run.module is not None and not run.module.exact):
         return run.stages & {"semantics", "precision"}
     return run.stages & {"semantics", "precision"} | ({"exact"} if {own, "exact"} & run.stages else set())

@@ -16,11 +16,11 @@ import torch
 from porter.comparison.faults import Fault, axis_faults, weight_faults
 from porter.comparison.lanes import Nodes
 from porter.comparison.measure import Tally
-from porter.comparison.names import GAUGES, full_name
+from porter.comparison.names import GAUGES, StageName, full_name
 from porter.comparison.observability import Seen, explain_blindness, shows
 from porter.comparison.observed import Axis, Injected
 from porter.comparison.one_unit import Captured, place_of, run_unit
-from porter.comparison.report import NodeDiff, StageName
+from porter.comparison.report import NodeDiff
 from porter.models.build import Build
 from porter.models.ops import OpsName
 from porter.references.hf import HfReference

@@ -14,8 +14,8 @@ from torch import Tensor
 from porter.comparison.dump_lane import DumpLane, check_embedding, shaped_as
 from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import measure_logits
-from porter.comparison.names import full_name
-from porter.comparison.report import NodeDiff, StageName
+from porter.comparison.names import StageName, full_name
+from porter.comparison.report import NodeDiff
 from porter.comparison.self_fed_unit import Judge, Unit
 from porter.comparison.stages import Selection, StageRun, looked_at
 from porter.models.matmul import widened_once

@@ -9,8 +9,8 @@ from torch import Tensor
 from porter.comparison.dump_lane import DumpLane, shaped_as
 from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.measure import Tally, measure_propagated
-from porter.comparison.names import full_name, kind_of
-from porter.comparison.report import NodeDiff, StageName
+from porter.comparison.names import StageName, full_name, kind_of
+from porter.comparison.report import NodeDiff
 from porter.comparison.verdicts import self_fed_limits
 from porter.errors import closest
 
@@ -86,7 +86,8 @@ class Judge:
 
     def _tally(self, name: str, values: tuple[Tensor, ...], at: Tensor | None, *, apart: bool) -> NodeDiff:
         """The node, a few tokens at a time where each has a vocabulary."""
-        tally = Tally(name, self.stage, self.dtype, limits=self_fed_limits(self.stage, self.dtype, apart=apart))
+        limits = self_fed_limits(self.stage, self.dtype, apart=apart)
+        tally = Tally(name, self.stage, self.dtype, limits=limits, sampled=True)
         length = values[0].shape[1]
         at = torch.arange(length) if at is None else at
         step = _ROWS if values[0][0, 0].numel() >= _WIDE else length

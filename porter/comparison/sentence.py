@@ -27,7 +27,7 @@ _DIFF_FLAGS = (
     "--reference", "--layers", "--out", "--json", "--html", "--junit", "--github-summary", "--fail-on", "--stage",
     "--golden-cache",
 )  # fmt: skip
-_DIFF_SWITCHES = ("--grad", "--axes", "--self-check", "--timings")
+_DIFF_SWITCHES = ("--attribution", "--grad", "--axes", "--self-check", "--timings")
 
 
 def sentence(report: DiffReport) -> str:

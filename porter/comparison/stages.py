@@ -14,9 +14,10 @@ from torch import Tensor
 
 from porter.comparison.lanes import Lane, Nodes
 from porter.comparison.logits import measure_logits
+from porter.comparison.logits_record import Logits
 from porter.comparison.measure import Tally, measure_propagated
-from porter.comparison.names import kind_of
-from porter.comparison.report import Logits, NodeDiff, StageName
+from porter.comparison.names import StageName, kind_of
+from porter.comparison.report import NodeDiff
 from porter.comparison.routing import judge_routing
 from porter.errors import UsageError
 from porter.models.matmul import widened_once
@@ -213,7 +214,7 @@ def _compare_head(stage: StageName, dtype: str, lanes: Lanes, states: _States, r
             continue
         for side in sides[2], port:
             side[node] = fitted(node, side[node], sides[1][node])
-        tally = Tally(node, stage, dtype)
+        tally = Tally(node, stage, dtype, sampled=True)
         for part in range(0, len(at), _HEAD_TOKENS):
             tokens = slice(part, part + _HEAD_TOKENS)
             golden_value, reference_value, port_value = (side[node][:, tokens] for side in sides)
@@ -245,7 +246,7 @@ def looked_at(dims: Dims, length: int) -> Tensor:
 def _measure(
     name: str, stage: StageName, dtype: str, sides: list[Nodes], executor: Nodes, node: str, after: _States
 ) -> NodeDiff:
-    tally = Tally(name, stage, dtype)
+    tally = Tally(name, stage, dtype, sampled=True)
     golden, reference, port = (side[node] for side in sides)
     tally.add(fitted(name, port, reference), reference, golden, executor.get(node))
     propagated = measure_propagated(after.port, after.reference, after.golden) if node in CURVE else None

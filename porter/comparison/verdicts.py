@@ -6,8 +6,8 @@ of a pair, fails past the second, and warns between.
 
 from collections.abc import Iterable, Mapping
 
-from porter.comparison.names import GRADIENT
-from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.names import GRADIENT, StageName
+from porter.comparison.report import Behaviour, Check, Local, NodeDiff, Stage, Verdict
 
 Limits = Mapping[str, tuple[float, float]]
 

@@ -17,6 +17,7 @@ from torch import nn
 
 from porter.comparison.dump_diff import Dumps, check_dumps, open_dumps, prompt_of_dump
 from porter.comparison.dump_lane import DumpLane
+from porter.comparison.explained import Explained, Outcome
 from porter.comparison.lanes import Lane
 from porter.comparison.module_port import ModulePort, open_port
 from porter.comparison.preflight import load_tokenizer
@@ -26,7 +27,8 @@ from porter.comparison.request import find_build
 from porter.errors import UsageError
 from porter.explanation.fit import explain_misfits
 from porter.explanation.search import Search
-from porter.explanation.steps import Outcome, Step
+from porter.explanation.steps import Step
+from porter.explanation.told import tell
 from porter.explanation.trial import AnyUnit, By, ForeignUnit
 from porter.explanation.walk import ForeignWalk, SpecWalk
 from porter.models.build import Build
@@ -45,6 +47,7 @@ class Explanation:
         tensors: of a foreign port, sentences about what became of its tensors.
         foreign: the port is a module or a dump, whose spec is not known.
         looked_at: the units of each dtype.
+        record: the same as plain values, as a report holds it.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Explanation:
     tokens: int
     dtype: str
     looked_at: tuple[str, ...]
+    record: Explained
     foreign: bool = False
     tensors: tuple[str, ...] = ()
 
@@ -65,7 +69,7 @@ class Explanation:
     @property
     def exit_code(self) -> int:
         """0: explained, or nothing to explain; 1: partly, or not."""
-        return 0 if self.outcome in ("nothing", "explained") else 1
+        return self.record.exit_code
 
 
 @torch.no_grad()
@@ -162,10 +166,13 @@ def _visit(search: Search, walk: SpecWalk | ForeignWalk, stage: str, kind: str, 
 def _conclude(
     search: Search, ids_BT: torch.Tensor, dtype: str, looked_at: Iterable[str], *, foreign: bool
 ) -> Explanation:
-    return Explanation(
-        search.build.name, search.outcome, tuple(search.steps), tuple(search.kept), ids_BT.shape[1], dtype,
-        tuple(looked_at), foreign, tuple(each.override for each in search.weights),
+    steps, kept, tokens = tuple(search.steps), tuple(search.kept), ids_BT.shape[1]
+    tensors, looked = tuple(each.override for each in search.weights), tuple(looked_at)
+    record = tell(
+        search.build, search.outcome, steps, kept=kept, tensors=tensors, tokens=tokens, dtype=dtype, looked_at=looked,
+        foreign=foreign,
     )  # fmt: skip
+    return Explanation(search.build.name, search.outcome, steps, kept, tokens, dtype, looked, record, foreign, tensors)
 
 
 def _ids(

@@ -6,9 +6,10 @@ from functools import partial
 
 from torch import Tensor
 
+from porter.comparison.explained import Outcome
 from porter.errors import SpecError
 from porter.explanation.numbers import fit_number, rounder_numbers
-from porter.explanation.steps import Change, Outcome, Single, Step, Tried, overrides_of
+from porter.explanation.steps import Change, Single, Step, Tried, overrides_of
 from porter.explanation.trial import AnyUnit, ForeignUnit, Judged, Rank, first_failing, rank
 from porter.explanation.weight_changes import WeightChange, weight_changes
 from porter.models.build import Build

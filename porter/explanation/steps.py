@@ -1,7 +1,6 @@
 """What explain finds, in steps: a fault each, with the changes that take it away."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from porter.explanation.trial import By, Judged
 from porter.explanation.weight_changes import WeightChange
@@ -45,9 +44,6 @@ class Step:
     def explained(self) -> int:
         """Nodes that the change brings to the floor."""
         return self.failing - self.left
-
-
-Outcome = Literal["nothing", "explained", "partly", "unexplained"]
 
 
 def overrides_of(change: Change) -> list[str]:

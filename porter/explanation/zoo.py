@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from porter.comparison.diff import diff
-from porter.comparison.report import DiffReport, StageName, Verdict
+from porter.comparison.names import StageName
+from porter.comparison.report import DiffReport, Verdict
 from porter.errors import PorterError, UsageError, WeightError, closest
 from porter.explanation.zoo_file import FalseAlarm, Mistake, Outside, Row, Zoo
 from porter.models.build import Build, plan_build

@@ -58,7 +58,7 @@ def hooks_of_layer(modules: Modules, blueprint: Blueprint, layer: int) -> list[H
     """The hooks of one layer; nodes come without the prefix layers.{i}."""
     hooks = []
     for name, of_input, split in _plan(blueprint, layer):
-        module = _find(modules, blueprint, f"layers.{layer}.{name}")
+        module = find_module(modules, blueprint, f"layers.{layer}.{name}")
         if module is not None:
             clipped = blueprint.blocks[layer].attn.clip_qkv is not None and name in _CLIPPED
             hooks.append(Hook(module, of_input, split, kept=clipped))
@@ -79,7 +79,8 @@ def _hooks_of_experts(modules: Modules, blueprint: Blueprint, layer: int) -> lis
         if module is not None:
             found = [Hook(module, True, _tokens("moe.topk"), argument=2), Hook(module, False, _tokens("moe.out"))]
             around = modules[without_prefix(blueprint, prefix + before.rstrip("."))]
-            if moe.shared and _find(modules, blueprint, f"layers.{layer}.moe.shared.down") in set(around.modules()):
+            shared = find_module(modules, blueprint, f"layers.{layer}.moe.shared.down") if moe.shared else None
+            if shared is not None and shared in set(around.modules()):
                 found.append(Hook(around, False, _tokens("mlp.out")))
             return found
     return []
@@ -99,7 +100,7 @@ def hooks_of_head(modules: Modules, blueprint: Blueprint) -> list[Hook]:
     """The hook on the final norm."""
     if not blueprint.final_norm:
         return []
-    module = _find(modules, blueprint, "final_norm")
+    module = find_module(modules, blueprint, "final_norm")
     return [] if module is None else [Hook(module, False, lambda value: {"final.norm": value})]
 
 
@@ -180,7 +181,7 @@ def _heads(name: str, blueprint: Blueprint) -> Split:
     return split
 
 
-def _find(modules: Modules, blueprint: Blueprint, name: str) -> nn.Module | None:
+def find_module(modules: Modules, blueprint: Blueprint, name: str) -> nn.Module | None:
     """HF's module of that parameter, under any of its rule's names; of a list with one for each head, its owner."""
     rule, prefix = rule_for(blueprint, name)
     wanted = (without_prefix(blueprint, place(prefix, source.partition(".{h}")[0], name)) for source in rule.src)

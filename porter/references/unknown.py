@@ -49,6 +49,23 @@ def hydrate(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
+def empty_model(config: Mapping[str, Any]) -> Any:
+    """HF's model of a config, without memory for its weights.
+
+    Raises:
+        PreflightError: HF makes no model of it.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    values = {key: value for key, value in deepcopy(dict(config)).items() if key != "model_type"}
+    with quiet_transformers(), torch.device("meta"):
+        try:
+            return auto.from_config(AutoConfig.for_model(str(config["model_type"]), **values))
+        except HF_ERRORS as error:
+            raise _refused(config, error) from error
+
+
 _LARGE = 60_000_000  # parameters that a search can still run quickly
 
 

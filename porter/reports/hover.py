@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
 
-from porter.comparison.report import DiffReport, LogitsAt, NodeDiff
+from porter.comparison.logits_record import LogitsAt
+from porter.comparison.report import DiffReport, NodeDiff
 from porter.reports.summary import describe_worst, format_error, format_ratio, word_of, worst_token
 
 

@@ -7,13 +7,16 @@ import plotly.graph_objects as go  # type: ignore[import-untyped]
 
 from porter.comparison.report import DiffReport, Stage, Verdict
 from porter.reports import sections
+from porter.reports.attribution_panel import attribution_panel
 from porter.reports.behaviour_table import behaviour_table
+from porter.reports.explain_card import explain_panel
 from porter.reports.heatmaps import node_heatmap, token_heatmap
 from porter.reports.hover import describe_local, describe_token
 from porter.reports.logits_panel import logits_panel
 from porter.reports.markup import Html, join, tag
 from porter.reports.page import button, figures_json, icon, pinned, place, plotly_script, template
 from porter.reports.plots import layer_curves
+from porter.reports.sample_panel import sample_panel
 from porter.reports.self_check_table import self_check_table
 from porter.reports.summary import coverage, nodes_of, peak, worst_of
 
@@ -32,6 +35,7 @@ def to_html(report: DiffReport) -> str:
     curves = _curves(report, figures)
     node_maps = _tabs(report, figures, "nodes", _stages_with_nodes(report), node_heatmap)
     token_maps = _tabs(report, figures, "tokens", _stages_with_tokens(report), token_heatmap)
+    attribution, elements = attribution_panel(report, figures), sample_panel(report, figures)
     logits = logits_panel(report, figures)
     return Template(template("report.html")).substitute(
         title=tag("title", f"{report.verdict} {report.name}"),
@@ -44,7 +48,10 @@ def to_html(report: DiffReport) -> str:
         banner=sections.banner(report),
         coverage=tag("p", coverage(report, None), class_="coverage"),
         stages=sections.stage_table(report),
+        explanation=explain_panel(report),
         curves=curves,
+        attribution=attribution,
+        elements=elements,
         node_maps=node_maps,
         token_maps=token_maps,
         offenders=sections.offender_table(report),

@@ -8,21 +8,15 @@ import json
 import math
 from typing import Any, TypeVar
 
-from porter.comparison.observed import Axis, Injected, Proposal
-from porter.comparison.report import (
-    SCHEMA,
-    DiffReport,
-    Local,
-    Logits,
-    NodeDiff,
-    Propagated,
-    Side,
-    Stage,
-)
+from porter.comparison.logits_record import Logits
+from porter.comparison.observed import Axis, Injected, Proposal, Share
+from porter.comparison.report import SCHEMA, DiffReport, Local, NodeDiff, Propagated, Side, Stage
+from porter.comparison.sample import Sample
+from porter.reports.explain_json import explained_to_json
 
 REWRITE = "run porter diff again to write the report anew"
 Json = dict[str, Any]
-Flat = TypeVar("Flat", Stage, Axis, Injected, Logits, Propagated, Proposal)
+Flat = TypeVar("Flat", Stage, Axis, Injected, Logits, Propagated, Proposal, Sample, Share)
 
 
 def to_json(report: DiffReport) -> Json:
@@ -41,7 +35,7 @@ def to_json(report: DiffReport) -> Json:
             "axes_tried": len(report.axes),
             "axes_observable": sum(axis.seen is not None for axis in report.axes),
             "sentence": report.sentence,
-            "explanation": None,
+            "explanation": report.explanations[-1].sentence if report.explanations else None,
         },
         "run": _run_to_json(report),
         "thresholds": {
@@ -65,7 +59,9 @@ def to_json(report: DiffReport) -> Json:
         "axes": [_fields(axis) for axis in report.axes],
         "self_check": [_fields(fault) for fault in report.self_check],
         "proposals": [_fields(each) for each in report.proposals],
-        "artifacts": {"html": "report.html"},
+        "attribution": [_fields(each) for each in report.attribution],
+        "explanations": [explained_to_json(each) for each in report.explanations],
+        "artifacts": {"html": "report.html"} | ({"explain": "explain.json"} if report.explanations else {}),
         "timings": {step: _encode(seconds) for step, seconds in report.timings_s.items()},
         "warnings": list(report.warnings),
     }
@@ -171,4 +167,5 @@ def _node_to_json(node: NodeDiff) -> Json:
         "ulp_p99": _encode(node.ulp_p99),
         "nonfinite": list(node.nonfinite),
         "prompt": node.prompt,
+        "sample": _fields(node.sample) if node.sample else None,
     }

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from porter.comparison.report import DiffReport, Logits, LogitsAt
+from porter.comparison.logits_record import Logits, LogitsAt
+from porter.comparison.report import DiffReport
 from porter.reports import sections
 from porter.reports.markup import Html, join, table, tag
 from porter.reports.page import button, pinned, place

@@ -47,8 +47,12 @@ def figures_json(figures: dict[str, go.Figure]) -> str:
     return f"{{{','.join(f'{json.dumps(name)}:{figure.to_json()}' for name, figure in figures.items())}}}"
 
 
-def place(name: str, figure: go.Figure, *, hidden: bool, label: str = "A picture") -> Html:
-    """Where the script draws a figure; the arrow keys move over its points once it has the focus."""
+def place(name: str, figure: go.Figure, *, hidden: bool, label: str = "A picture", node: str = "") -> Html:
+    """Where the script draws a figure; the arrow keys move over its points once it has the focus.
+
+    Args:
+        node: the one it is a picture of, which is shown when that node is chosen.
+    """
     return tag(
         "div",
         id=name,
@@ -57,6 +61,7 @@ def place(name: str, figure: go.Figure, *, hidden: bool, label: str = "A picture
         tabindex="0",
         role="application",
         aria_label=f"{label}. Arrow keys move over its points, Enter goes to a node.",
+        **({"data_of": node} if node else {}),
     )
 
 

@@ -6,7 +6,8 @@ from itertools import pairwise
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from porter.comparison.report import SAFE_MARGIN, DiffReport, Logits, LogitsAt, NodeDiff, Stage
+from porter.comparison.logits_record import SAFE_MARGIN, Logits, LogitsAt
+from porter.comparison.report import DiffReport, NodeDiff, Stage
 from porter.reports.canvas import AXIS, INK, UNCOMPARED, blank_figure, layer_axis
 from porter.reports.hover import describe_local, describe_logits, describe_propagated
 from porter.reports.stream import extent, log_difference, residual_stream, rounding_band

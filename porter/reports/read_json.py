@@ -6,31 +6,31 @@ from dataclasses import MISSING, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
-from porter.comparison.names import NodeKind
-from porter.comparison.observed import Axis, Injected, Proposal
+from porter.comparison.logits_record import Logits, LogitsAt
+from porter.comparison.names import NodeKind, StageName
+from porter.comparison.observed import Axis, Injected, Proposal, Share
 from porter.comparison.report import (
     SCHEMA,
     Behaviour,
     Check,
     DiffReport,
     Local,
-    Logits,
-    LogitsAt,
     NodeDiff,
     Prompt,
     Propagated,
     Side,
     Stage,
-    StageName,
     Verdict,
     Worst,
 )
+from porter.comparison.sample import Sample
 from porter.errors import ArtifactError
+from porter.reports.explain_json import explained_from_json
 
 VERDICTS, STAGES, KINDS = get_args(Verdict), get_args(StageName), get_args(NodeKind)
 REWRITE = "run porter diff again to write the report anew"
 Json = dict[str, Any]
-Flat = TypeVar("Flat", Stage, Axis, Injected, Behaviour, Logits, Propagated, Proposal)
+Flat = TypeVar("Flat", Stage, Axis, Injected, Behaviour, Logits, Propagated, Proposal, Share)
 
 
 def read_report(path: Path) -> DiffReport:
@@ -107,6 +107,8 @@ def _report_from_json(document: Mapping[str, Any]) -> DiffReport:
         golden={key: value for key, value in run.get("golden", {}).items() if key != "dtype"},
         self_check=tuple(_known(Injected, each) for each in document.get("self_check", ())),
         proposals=tuple(_known(Proposal, each) for each in document.get("proposals", ())),
+        attribution=tuple(_known(Share, each) for each in document.get("attribution", ())),
+        explanations=tuple(explained_from_json(each) for each in document.get("explanations", ())),
     )
 
 
@@ -171,6 +173,12 @@ def _worst(each: Json) -> Worst:
     return Worst(_decode(each["v"]), tuple(each["at"]), _decode(each["port"]), _decode(each["ref"]))
 
 
+def _sample(each: Json) -> Sample:
+    names = ("golden", "port", "reference", "edges")
+    golden, port, reference, edges = (tuple(map(_decode, each[name])) for name in names)
+    return Sample(golden, port, reference, edges, tuple(each["port_counts"]), tuple(each["reference_counts"]))
+
+
 def _node(each: Json) -> NodeDiff:
     ported, lost = each["nonfinite"]
     return NodeDiff(
@@ -191,4 +199,5 @@ def _node(each: Json) -> NodeDiff:
         ulp_p99=_decode(each["ulp_p99"]),
         nonfinite=(ported, lost),
         prompt=each["prompt"],
+        sample=None if each.get("sample") is None else _sample(each["sample"]),
     )

@@ -13,6 +13,7 @@ from dataclasses import MISSING, fields, is_dataclass
 from importlib.resources import files
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from porter.comparison.explained import Explained
 from porter.comparison.report import SCHEMA, Check, DiffReport, Local, NodeDiff, Prompt, Side, Worst
 
 FILE = "porter.diff-1.schema.json"
@@ -27,6 +28,7 @@ PLACED: dict[type, dict[str, str]] = {  # field -> its key
     Check: {"name": "check"},
     Worst: {"difference": "v", "reference": "ref"},
     Prompt: {"ids_sha256": "ids_sha", "length": "len"},
+    Explained: {"exit_code": "exit"},
     NodeDiff: {"kind": "class", "worst": "max_abs", "trimmed": "rel_l2_trim", "cosine": "cos"},
 }
 TOKENS = {"rho_tok": "max", "token": "token", "tokens": "tokens"}  # fields of Local that are under its key rho_tok
@@ -45,7 +47,7 @@ def make_schema(*, strict: bool = False) -> Json:
         strict: every key is required and no other allowed, as in a report that this porter writes; the published
             schema allows more keys, and does not require those that earlier reports lack.
     """
-    made = _Maker(strict)
+    made = Maker(strict)
     top = made.properties(DiffReport, TOP, leave=ELSEWHERE)
     properties: Json = {
         "schema": {"const": SCHEMA},
@@ -66,7 +68,7 @@ def make_schema(*, strict: bool = False) -> Json:
     return {**about, **made.object(properties, required=required), "$defs": {"number": NUMBER, **made.parts}}
 
 
-class _Maker:
+class Maker:
     """Schemas of types, and of the dataclasses met on the way."""
 
     def __init__(self, strict: bool) -> None:
@@ -138,7 +140,7 @@ def _summary() -> Json:
     }  # fmt: skip
 
 
-def _run(made: _Maker) -> Json:
+def _run(made: Maker) -> Json:
     everything = made.properties(DiffReport, {})
     side = made.properties(Side, {})
     port = {"spec": everything["spec_hash"], "overrides": everything["overrides"], **side}

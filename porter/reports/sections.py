@@ -67,6 +67,9 @@ def banner(report: DiffReport) -> Html:
     when = f"porter diff · {report.name} · {report.created.replace('T', ' ').removesuffix('+00:00')} UTC"
     heading = tag("h1", badge(report.verdict), " ", tag("span", said))
     following = [tag("p", "Next: ", tag("code", command), class_="next")] if command else []
+    if report.explanations:
+        link = tag("a", report.explanations[-1].sentence, href="#explanation")
+        following = [tag("p", "Explained: " if not report.explanations[-1].exit_code else "", link, class_="next")]
     notes = [tag("p", note, class_="note") for note in report.warnings]
     notes += [tag("p", "Fits: ", tag("code", proposal.line), class_="note") for proposal in report.proposals]
     return join([tag("p", when, class_="eyebrow"), heading, *following, _sides(report), *notes])

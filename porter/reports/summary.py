@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from porter.comparison.names import StageName
 from porter.comparison.observed import Axis, Injected
-from porter.comparison.report import DiffReport, Local, NodeDiff, Stage, StageName, Verdict
+from porter.comparison.report import DiffReport, Local, NodeDiff, Stage, Verdict
 
 SEVERITY: tuple[Verdict, ...] = ("NOT_COMPARED", "PASS", "WARN", "INCONCLUSIVE", "FAIL")
 BEFORE_LAYERS = "embed"

@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from porter.comparison.report import DiffReport, NodeDiff, Stage, Verdict
+from porter.reports.shares import told
 from porter.reports.summary import (
     Block,
     bits,
@@ -66,6 +67,8 @@ def render(report: DiffReport, console: Console, *, page: Path | None = None) ->
         _print_behaviour(report, console)
     if report.verdict != "PASS":
         _print_offenders(report, console)
+    if report.attribution:
+        _line(console, ("attribution ", QUIET), told(report))
     for check in report.preflight:
         if check.status not in ("PASS", "NOT_COMPARED"):
             _line(console, (f"{check.status} ", COLOURS[check.status]), f"{check.name}: {check.detail}")

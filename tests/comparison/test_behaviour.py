@@ -12,7 +12,8 @@ from porter.comparison.behaviour.greedy import WORDS, judge_greedy
 from porter.comparison.behaviour.routes import LEAST_TOKENS, PADDING, Route, plan_routes
 from porter.comparison.behaviour.walk import Reading, worst_token
 from porter.comparison.diff import diff
-from porter.comparison.report import Behaviour, Logits, LogitsAt
+from porter.comparison.logits_record import Logits, LogitsAt
+from porter.comparison.report import Behaviour
 from porter.comparison.verdicts import BEHAVIOUR, FLOORS, summarize_behaviour
 from porter.errors import UsageError
 from tests.comparison.behaviour_runs import run, statuses

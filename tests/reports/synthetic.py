@@ -5,22 +5,15 @@ import random
 from dataclasses import replace
 from functools import cache
 
-from porter.comparison.observed import Axis, Injected, Proposal
-from porter.comparison.report import (
-    Check,
-    DiffReport,
-    Local,
-    Logits,
-    LogitsAt,
-    NodeDiff,
-    Prompt,
-    Propagated,
-    Side,
-    Stage,
-    StageName,
-    Verdict,
-    Worst,
-)
+import torch
+
+from porter.comparison.explained import Changed, Closest, Explained, Fault
+from porter.comparison.logits_record import Logits, LogitsAt
+from porter.comparison.names import StageName
+from porter.comparison.observed import Axis, Injected, Proposal, Share
+from porter.comparison.report import Check, DiffReport, Local, NodeDiff, Prompt, Propagated, Side, Stage, Verdict, Worst
+from porter.comparison.sample import Sample
+from porter.comparison.sampler import Sampler
 
 NUM_LAYERS, NUM_TOKENS, WIDTH = 18, 640, 640
 LAYER_NODES = (
@@ -184,6 +177,40 @@ FAULTS = (
 )  # fmt: skip
 
 
+CHANGED = Changed("axis", "block.mlp.act", "gelu", "gelu_tanh", "block.mlp.act=gelu_tanh",
+                  "block:\n  mlp:\n    act: gelu_tanh", "model_specs/gemma3.yaml:12")  # fmt: skip
+UNTOLD = Fault("layers.3", "exact", "layers.3.attn.norm", 1.2e-3, None, 4, 0, 31, ("norm.eps", "norm.math"), (),
+               Closest((CHANGED,), None))  # fmt: skip
+EXPLAINED = Explained(
+    "gemma-3-270m", "bfloat16", NUM_TOKENS, "partly", False, 1, ("block.mlp.act=gelu_tanh",), (), ("float32 layers.0",),
+    (Fault("layers.0", "semantics", "layers.0.mlp.act", 912.0, 1.0, 4, 4, 19, ("block.mlp.act",),
+           ((CHANGED,), (CHANGED, CHANGED)), None), UNTOLD),
+    "block.mlp.act is gelu, and gelu_tanh in the reference", "Partly explained: 1 fault, and one more.",
+)  # fmt: skip
+
+
+def shares() -> tuple[Share, ...]:
+    """The attribution of a wrong activation: some of every layer, a little of it taken away again."""
+    parts = [(layer + 1) / 200 for layer in range(NUM_LAYERS - 1)] + [-0.02]
+    parts.append(1 - sum(parts))
+    units = [*(f"layers.{layer}" for layer in range(NUM_LAYERS)), "head"]
+    layers = [Share(unit, "layer", part, "fp32") for unit, part in zip(units, parts, strict=True)]
+    node = {"head": "logits"}
+    nodes = [Share(node.get(each.unit, f"{each.unit}.mlp.act"), "node", each.share, "fp32") for each in layers]
+    return (*layers, *nodes)
+
+
+def sample(node: NodeDiff) -> Sample:
+    """Elements whose errors scale with them."""
+    sampler, generator = Sampler(), torch.Generator().manual_seed(len(node.name))
+    golden, error = (torch.randn(3, 500, dtype=torch.float64, generator=generator) for _ in range(2))
+    assert node.local is not None
+    sampler.add(golden, error * golden * node.local.e_port, error.flip(1) * node.local.e_ref)
+    found = sampler.finish()
+    assert found is not None
+    return found
+
+
 @cache
 def logits_at(dtype: str, seed: int) -> tuple[LogitsAt, ...]:
     """64 tokens; where the margin is thin the port sometimes says another word."""
@@ -286,7 +313,10 @@ def failing() -> DiffReport:
         "FAIL at layers.0.mlp.act in semantics fp32: ρ 912 where 10 fails, while bf16 passes; "
         "next: porter explain gemma-3-270m"
     )
-    report = replace(make(nodes, "FAIL", 1, sentence), self_check=FAULTS)
+    sampled = tuple(replace(node, sample=sample(node)) if node.layer == 0 and node.local else node for node in nodes)
+    report = replace(
+        make(sampled, "FAIL", 1, sentence), self_check=FAULTS, attribution=shares(), explanations=(EXPLAINED,)
+    )
     return replace(report, overrides=("block.mlp.act=gelu",), command=f"{report.command} --set block.mlp.act=gelu")
 
 

@@ -235,11 +235,19 @@ def test_arrows_walk_the_cells_of_the_heatmap(opened) -> None:
     assert page.locator("#nodes .cursor").count() == 0
 
 
+def wait_until_it_stands(page) -> None:
+    """Until the page has scrolled to where it goes."""
+    before = None
+    while (now := page.evaluate("scrollY")) != before:
+        before = now
+        page.wait_for_timeout(300)
+
+
 def test_the_cursor_lies_on_its_cell(opened) -> None:
     page = opened("failing").page
     page.locator("#offenders a.node", has_text="layers.2.mlp.act").first.press("Enter")
     page.locator("#nodes .cursor").wait_for(state="visible")
-    page.wait_for_timeout(600)  # the page scrolls there
+    wait_until_it_stands(page)
     x, y = centre(page, "2", "mlp.act")
     ring = page.locator("#nodes .cursor").bounding_box()
     far = math.hypot(ring["x"] + ring["width"] / 2 - x, ring["y"] + ring["height"] / 2 - y)
@@ -309,7 +317,7 @@ def test_text_stands_out_from_its_ground(opened, scheme: str) -> None:
         const g = ground(e), a = light(parts(getComputedStyle(e).color, g)), b = light(parts(g, 'white'));
         return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
       };
-      const words = 'h1, h2, h3, p, td, th, dd, dt, .badge, button, a, .pinned span';
+      const words = 'h1, h2, h3, p, td, th, dd, dt, .card code, .badge, button, a, .pinned span';
       return [...document.querySelectorAll(words)].filter(e => e.getClientRects().length && e.textContent.trim())
         .filter(e => ratio(e) < 4.5).map(e => `${e.tagName}.${e.className} ${ratio(e).toFixed(2)}`);
     }""")  # fmt: skip

@@ -128,6 +128,7 @@ def test_verdict_and_coverage_are_said(case) -> None:
     report, html = case
     text = Page(own(html)).text
     said, _, following = report.sentence.removeprefix(report.verdict).lstrip(":").partition("; next: ")
+    following = report.explanations[-1].sentence if report.explanations else following
     assert " ".join(said.split()) in text and following in text
     assert f"nodes compared {report.compared} of {report.declared}" in text
     assert report.command in text and report.spec_hash in text
@@ -162,7 +163,7 @@ def test_the_failing_stage_is_shown_first() -> None:
     selected = [
         each["data-shows"] for tag, each in page.elements if tag == "button" and each["aria-selected"] == "true"
     ]
-    assert selected == ["nodes-2", "tokens-0", "margins-1"]  # exact, exact, semantics; semantics; precision
+    assert selected == ["nodes-2", "elements-9", "tokens-0", "margins-1"]  # of nodes exact, exact, semantics
 
 
 def test_offenders_are_listed_and_the_rest_folded() -> None:
@@ -173,8 +174,8 @@ def test_offenders_are_listed_and_the_rest_folded() -> None:
 def test_the_worst_node_is_text_without_a_script() -> None:
     html = own(page_of("failing"))
     cards = re.findall(r'<div class="pinned"[^>]*>(.*?)</div>', html)
-    assert "<b>layers.0.mlp.act</b>" in cards[1] and "FAIL: ρ 924 &gt; 10" in cards[1]
-    assert "worst token 392 &#x27;.&#x27;" in cards[1] and "<b>token " in cards[2]
+    assert "<b>layers.0.mlp.act</b>" in cards[2] and "FAIL: ρ 924 &gt; 10" in cards[2]
+    assert "worst token 392 &#x27;.&#x27;" in cards[2] and "<b>token " in cards[3]
 
 
 def test_most_likely_words_are_listed_with_another_word_first() -> None:

@@ -37,7 +37,8 @@ def test_keys_and_their_order() -> None:
     document = to_json(synthetic.failing())
     assert list(document) == [
         "schema", "verdict", "exit", "summary", "run", "thresholds", "stages", "preflight", "nodes", "logits",
-        "behaviour", "axes", "self_check", "proposals", "artifacts", "timings", "warnings",
+        "behaviour", "axes", "self_check", "proposals", "attribution", "explanations", "artifacts", "timings",
+        "warnings",
     ]  # fmt: skip
     assert document["schema"] == "porter.diff/1"
     assert document["summary"] == {
@@ -49,7 +50,7 @@ def test_keys_and_their_order() -> None:
         "axes_tried": 11,
         "axes_observable": 9,
         "sentence": synthetic.failing().sentence,
-        "explanation": None,
+        "explanation": "block.mlp.act is gelu, and gelu_tanh in the reference",
     }
     node = next(node for node in document["nodes"] if node["status"] == "FAIL")
     assert node["name"] == "layers.0.mlp.act" and node["class"] == "observable"

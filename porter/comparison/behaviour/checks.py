@@ -14,7 +14,8 @@ from porter.comparison.behaviour.routes import (
     widest_window,
 )
 from porter.comparison.behaviour.walk import ANOTHER, CACHE, STREAM, Reading
-from porter.comparison.report import SAFE_MARGIN, Behaviour, Logits, LogitsAt, Verdict
+from porter.comparison.logits_record import SAFE_MARGIN, Logits, LogitsAt
+from porter.comparison.report import Behaviour, Verdict
 from porter.comparison.verdicts import BEHAVIOUR, FLOORS
 from porter.specs.blueprint import Blueprint
 

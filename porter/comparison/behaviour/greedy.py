@@ -12,7 +12,8 @@ from torch import Tensor
 
 from porter.comparison.behaviour.routes import Route
 from porter.comparison.logits import margin_floor
-from porter.comparison.report import SAFE_MARGIN, Behaviour, Verdict
+from porter.comparison.logits_record import SAFE_MARGIN
+from porter.comparison.report import Behaviour, Verdict
 from porter.models.decoder import Decoder
 from porter.models.matmul import quick_matmul, widened_once
 

@@ -32,7 +32,8 @@ from porter.comparison.behaviour.routes import (
 )
 from porter.comparison.behaviour.walk import Sides, walk
 from porter.comparison.logits import measure_logits
-from porter.comparison.report import Behaviour, Logits
+from porter.comparison.logits_record import Logits
+from porter.comparison.report import Behaviour
 from porter.comparison.verdicts import BEHAVIOUR
 from porter.models.build import Build
 from porter.models.ops import OpsName

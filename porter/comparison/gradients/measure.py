@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from porter.comparison.measure import Tally
-from porter.comparison.names import GRADIENT, kind_of
-from porter.comparison.report import NodeDiff, StageName, Verdict
+from porter.comparison.names import GRADIENT, StageName, kind_of
+from porter.comparison.report import NodeDiff, Verdict
 
 STAGE: StageName = "gradients"
 _ELEMENTS = 2**22  # of a parameter that are measured at once: 32 MiB in float64

@@ -5,19 +5,18 @@ from collections.abc import Callable, Sequence
 import torch
 
 from porter.comparison.cached_lane import Models
-from porter.comparison.gradients.lanes import PortBackward
+from porter.comparison.gradients.lanes import BackwardLane
 from porter.comparison.gradients.stage import BackwardLanes, golden_inputs, run_backward
 from porter.comparison.lanes import Lane
 from porter.comparison.merge import merge_nodes
 from porter.comparison.report import NodeDiff, Prompt
 from porter.comparison.stages import Selection
-from porter.models.decoder import Decoder
 from porter.specs.ledger import Ledger
 
 
 def run_gradients(
     dtype: str,
-    decoder: Decoder,
+    port: BackwardLane,
     ledger: Ledger,
     models: Models,
     golden: Lane,
@@ -29,12 +28,11 @@ def run_gradients(
     """Every prompt of two tokens or more, from the loss back; of each gradient the worst prompt.
 
     Args:
-        decoder: the port, in that dtype.
+        port: in that dtype.
         ledger: which tensor of the checkpoint fills each of its parameters.
         golden: for the forward pass, which may come from a cache.
     """
-    port = PortBackward(decoder, models.dtype, models.device)
-    lanes = BackwardLanes.of(decoder.blueprint, models.golden, models.reference, port, ledger)
+    lanes = BackwardLanes.of(models.blueprint, models.golden, models.reference, port, ledger)
     nodes: dict[str, NodeDiff] = {}
     for index, prompt in enumerate(prompts):
         if prompt.length > 1:

@@ -95,6 +95,7 @@
   }
 
   function listen(place) {
+    if (place.dataset.of) { return; } // elements say themselves what they are
     place.on("plotly_click", function (event) { reach(place, ofPoint(place, event.points[0]), true); });
     place.on("plotly_afterplot", function () { mark(place); });
     place.on("plotly_relayout", function (event) {
@@ -182,6 +183,7 @@
       return { x: left - wide / 2, y: top - h / 2, w: wide, h: h };
     }
     const trace = tracesOf(place)[at.t];
+    if (trace.type === "bar") { return { x: -1 }; } // it says its name where it stands
     const x = layout[trace.xaxis.replace("x", "xaxis")], y = layout[trace.yaxis.replace("y", "yaxis")];
     return { x: x._offset + along(x, trace.x[at.p]) - 8, y: y._offset + along(y, trace.y[at.p]) - 8, w: 16, h: 16 };
   }
@@ -197,10 +199,20 @@
     cursors.set(place, at);
     tell(place, says(place, at));
     mark(place);
+    if (isGrid(place)) { showElements(place, at); }
     if (follow && !isGrid(place)) {
       const trace = tracesOf(place)[at.t];
       if (Array.isArray(trace.customdata)) { select(trace.customdata[at.p]); }
     }
+  }
+
+  function showElements(place, at) { // of the node that is chosen, where the report has them
+    const meta = figures[place.id].layout.meta || {};
+    const name = /^<b>(.*?)<\/b>/.exec(says(place, at));
+    const found = meta.kind === "nodes" && name && [...document.querySelectorAll("[data-of]")].find(function (other) {
+      return other.dataset.of === meta.key + " " + name[1];
+    });
+    if (found) { show(document.querySelector("[data-shows='" + found.id + "']")); }
   }
 
   function moved(place, at, key) {
@@ -224,6 +236,7 @@
 
   function onKey(event) {
     const place = event.currentTarget;
+    if (place.dataset.of) { return; }
     if (event.key === "Escape") { cursors.delete(place); mark(place); return; }
     if (event.key === "Enter" || event.key === " ") { reach(place, cursors.get(place) || start(place), true); event.preventDefault(); return; }
     if (!/^(Arrow|Page|Home|End)/.test(event.key) || event.ctrlKey || event.metaKey || event.altKey) { return; }

@@ -1,0 +1,69 @@
+"""porter patch: which kernels a HuggingFace model would have, and the proof that it is still the same model."""
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from porter.cli.freed_memory import keep_freed_memory
+from porter.cli.options import report_options
+
+_OPS = ("rms_norm", "layer_norm", "rope", "glu", "linear_cross_entropy")
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--size", help="Size of a family, or the path of its YAML.")
+@click.option("--weights", help="Hub id, folder, .gguf, demo, random or random:stress.  [default: the size's hub id]")
+@click.option("--dtype", type=click.Choice(["bfloat16", "float16", "float32"]), help="Dtype.  [default: bfloat16]")
+@click.option("--device", help="cpu, cuda, or auto.  [default: auto]")
+@click.option("--without", default="", metavar="LIST", help=f"Ops to leave out, of {', '.join(_OPS)}.")
+@click.option("--verify", is_flag=True, help="Compare the patched model with the unpatched one.")
+@click.option("--layers", default="all", show_default=True, help="With --verify: all, first-bad, or a list: 0-3,7.")
+@click.option("--prompt", help="Text, or the path of a text file.")
+@click.option("--tokens", type=int, help="Cut the prompt to so many tokens.")
+@report_options
+@click.pass_context
+def patch(
+    ctx: click.Context,
+    /,
+    model: str | None,
+    size: str | None,
+    weights: str | None,
+    dtype: str | None,
+    device: str | None,
+    without: str,
+    verify: bool,
+    layers: str,
+    prompt: str | None,
+    tokens: int | None,
+    out: Path,
+    json_path: str | None,
+    html_path: Path | None,
+) -> None:
+    """List the kernels that porter.patch puts into a HuggingFace model, and prove that it stays the same model.
+
+    MODEL is what porter build takes; without it, the build just made. With --verify the patched model is compared with
+    the unpatched one, layer by layer, forward and gradients, and a report is written; exit codes are porter diff's.
+    """
+    keep_freed_memory()
+    from porter.comparison.request import find_build
+    from porter.patching.plan import read_ops
+    from porter.patching.verify import preview_patch, verify_patch
+
+    build = find_build(model, size, weights, (), dtype, "reference", device)
+    wanted = read_ops(without)
+    if json_path != "-":
+        click.echo(str(preview_patch(build, wanted)))
+    if verify:
+        from porter.cli.progress import stage_progress
+        from porter.reports.present import present
+
+        with stage_progress(quiet=json_path == "-") as progress:
+            report = verify_patch(
+                build, wanted, layers=layers, tokens=tokens, prompt=prompt, progress=progress,
+                command=shlex.join(["porter", *sys.argv[1:]]),
+            )  # fmt: skip
+        present(report, out, json_path=json_path, html_path=html_path, timings=False, axes=False)
+        ctx.exit(report.exit_code)

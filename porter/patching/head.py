@@ -1,0 +1,318 @@
+"""The head and the loss in one: HF's own forward runs, but its logits are a promise that the loss need not redeem.
+
+In training, a patched model's output head gives DeferredLogits in place of logits. What HF's forward does to them
+(times a factor, divided by one, a softcap) is noted down; the loss takes hidden states, weight and notes to the fused
+kernel. Whoever looks at the logits after all (a metric, a trainer's entropy) gets them, computed then.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from porter.patching.swap import Plain, fuse
+from porter_kernels.cross_entropy import cross_entropy
+from porter_kernels.linear_cross_entropy import linear_cross_entropy
+
+Step = tuple[str, float]  # ("times", factor) or ("tanh", 0)
+ScaleAndCap = tuple[float, float | None]
+_Number = float  # under a name that no method has
+_SHIFTED_OUT = -100
+
+
+def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator of DeferredLogits for which the logits are computed."""
+    return lambda deferred, *others: function(deferred.logits(), *others)
+
+
+@dataclass(frozen=True, eq=False)
+class DeferredLogits:
+    """Logits that are computed when something looks at them.
+
+    Attributes:
+        head: of the model; called with `loss` it gives the loss, without the logits.
+        hidden: [..., H], what the head was given.
+        steps: what was done to the logits since.
+    """
+
+    head: nn.Module
+    hidden: Tensor
+    steps: tuple[Step, ...] = ()
+    _found: list[Tensor] = field(default_factory=list, repr=False)
+
+    @property
+    def shape(self) -> torch.Size:
+        """[..., V]"""
+        weight: Any = self.head.weight
+        return torch.Size((*self.hidden.shape[:-1], weight.shape[0]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hidden.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.hidden.device
+
+    def logits(self) -> Tensor:
+        """The logits, with their graph; computed once."""
+        if not self._found:
+            value: Tensor = self.head(self.hidden, deferred=False)
+            for what, factor in self.steps:
+                value = value * factor if what == "times" else value.tanh()
+            self._found.append(value)
+        return self._found[0]
+
+    def scale_and_cap(self) -> ScaleAndCap | None:
+        """(scale, cap): logits are scale * x, or cap * tanh(scale * x / cap); None: they are something else."""
+        kinds = [what for what, _ in self.steps]
+        if "tanh" not in kinds:
+            return math.prod(factor for _, factor in self.steps), None
+        if kinds.count("tanh") > 1:
+            return None
+        at = kinds.index("tanh")
+        before, after = (math.prod(f for _, f in part) for part in (self.steps[:at], self.steps[at + 1 :]))
+        return (before * after, after) if after > 0 else None
+
+    def __mul__(self, other: Any) -> Any:
+        noted = self._then(other, lambda factor: ("times", factor))
+        return self.logits() * other if noted is None else noted
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, other: Any) -> Any:
+        noted = self._then(other, lambda factor: ("times", 1 / factor))
+        return self.logits() / other if noted is None else noted
+
+    __rtruediv__ = _looking(lambda logits, other: other / logits)
+    __add__ = __radd__ = _looking(operator.add)
+    __sub__ = _looking(operator.sub)
+    __rsub__ = _looking(lambda logits, other: other - logits)
+    __matmul__ = _looking(operator.matmul)
+    __pow__ = _looking(operator.pow)
+    __neg__, __abs__ = _looking(operator.neg), _looking(operator.abs)
+    __lt__, __le__, __gt__, __ge__ = map(_looking, (operator.lt, operator.le, operator.gt, operator.ge))
+
+    def float(self) -> "DeferredLogits":
+        """Itself: the loss computes in float32."""
+        return self
+
+    def tanh(self) -> "DeferredLogits":
+        """tanh of the logits, noted down."""
+        return DeferredLogits(self.head, self.hidden, (*self.steps, ("tanh", 0.0)))
+
+    def _then(self, other: Any, step: Callable[[_Number], Step]) -> "DeferredLogits | None":
+        """Itself with one step more; None: not by a number that the notes can hold."""
+        if isinstance(other, bool) or not isinstance(other, (int, _Number)) or not other:
+            return None
+        return DeferredLogits(self.head, self.hidden, (*self.steps, step(_Number(other))))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.logits(), name)
+
+    __getitem__ = _looking(operator.getitem)
+
+    def __len__(self) -> int:
+        return len(self.logits())
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """torch.tanh is noted down; for every other function the logits are computed."""
+        if function is torch.tanh and isinstance(args[0], DeferredLogits) and not kwargs:
+            return args[0].tanh()
+        return function(*map(_redeemed, args), **{name: _redeemed(value) for name, value in (kwargs or {}).items()})
+
+
+def _redeemed(value: Any) -> Any:
+    if isinstance(value, DeferredLogits):
+        return value.logits()
+    return type(value)(map(_redeemed, value)) if type(value) in (list, tuple) else value
+
+
+class FusedHead(Plain):
+    """An output head that defers its logits while the model is asked for a loss.
+
+    Attributes:
+        deferring: set by the model's hook around its forward.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    deferring = False
+
+    def forward(self, hidden: Tensor, *, deferred: bool | None = None, loss: Mapping[str, Any] | None = None) -> Any:
+        """[..., V], or the promise of it; with `loss`, linear_cross_entropy's arguments, the loss alone."""
+        if loss is not None:
+            return linear_cross_entropy(hidden, self.weight, bias=self.bias, **loss)
+        if (self.deferring if deferred is None else deferred) and torch.is_grad_enabled():
+            return DeferredLogits(self, hidden)  # type: ignore[arg-type]  # it is mixed into a module
+        return nn.functional.linear(hidden, self.weight, self.bias)
+
+
+class FusedLoss:
+    """A model's loss_function: HF's ForCausalLMLoss on the kernel, for logits that are deferred.
+
+    Attributes:
+        original: the loss function that computed it before.
+        was_set: the model had been given one, rather than its type's.
+    """
+
+    def __init__(self, original: Any, was_set: bool) -> None:
+        self.original, self.was_set = original, was_set
+        self._given: dict[str, Any] = {}
+
+    @contextmanager
+    def given(self, **options: Any) -> Iterator[None]:
+        """Within it, options as if the model's forward, which may not take them, had passed them on."""
+        before = self._given
+        self._given = options
+        try:
+            yield
+        finally:
+            self._given = before
+
+    def __call__(
+        self,
+        logits: Any,
+        labels: Tensor | None = None,
+        vocab_size: int | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = _SHIFTED_OUT,
+        shift_labels: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """The mean cross-entropy of the next token, float32 []; see transformers loss/loss_utils.py, ForCausalLMLoss.
+
+        Args:
+            logits: deferred, or [B, T, V].
+            labels: [B, T], of the positions themselves.
+            num_items_in_batch: what the sum is divided by, over all accumulated batches.
+            shift_labels: [B, T], of the next position already; in place of labels.
+            options: label_smoothing, z_loss, token_weight and reduction ("none": the loss of each position, zero where
+                it does not count), as linear_cross_entropy takes them; any other, as HF's own, is not looked at.
+        """
+        options |= self._given
+        known = {name: value for name, value in options.items() if name in _OPTIONS and value is not None}
+        noted = logits.scale_and_cap() if isinstance(logits, DeferredLogits) else None
+        target = labels if shift_labels is None else shift_labels
+        if target is None or (noted is None and not known):
+            found: Tensor = self.original(
+                logits=_redeemed(logits), labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
+                ignore_index=ignore_index, shift_labels=shift_labels, **options,
+            )  # fmt: skip
+            return found
+        target = target.to(logits.device).reshape(logits.shape[:-1])
+        common = {"ignore_index": ignore_index, "num_items": num_items_in_batch, **known}
+        if noted is None:
+            return _of_logits(_redeemed(logits), target, shift=shift_labels is None, **common)
+        scale, cap = noted
+        given = {"target": target, "shift": shift_labels is None, "logit_scale": scale, "softcap": cap, **common}
+        found = logits.head(logits.hidden, loss=given)
+        return found
+
+
+_OPTIONS = frozenset({"label_smoothing", "z_loss", "token_weight", "reduction"})
+
+
+def _of_logits(logits: Tensor, target: Tensor, *, shift: bool, ignore_index: int, **options: Any) -> Tensor:
+    """The same loss of logits that are there."""
+    if shift:
+        target, weight = _next(target, ignore_index), options.pop("token_weight", None)
+        options |= {} if weight is None else {"token_weight": _next(weight, 0.0)}
+    found = cross_entropy(logits, target, ignore_index=ignore_index, **options)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _next(values: Tensor, last: float) -> Tensor:
+    return nn.functional.pad(values, (0, 1), value=last)[..., 1:]
+
+
+class Deferral:
+    """A hook before a model's forward: where it is asked for a loss in training, its head defers the logits."""
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        head = output_head(model)
+        if isinstance(head, FusedHead):
+            asked = kwargs.get("labels") is not None or kwargs.get("shift_labels") is not None
+            replica = getattr(model, "_is_replica", False)  # of DataParallel, which gathers tensors alone
+            head.deferring = model.training and asked and not replica
+
+
+class DeferralEnds:
+    """A hook after it: what calls the head by itself gets logits."""
+
+    def __call__(self, model: nn.Module, args: Any, out: Any) -> None:
+        head = output_head(model)
+        if isinstance(head, FusedHead):
+            head.deferring = False
+
+
+def fuse_head_alone(head: nn.Module) -> None:
+    """Puts a head in place that nothing tells to defer."""
+    fuse(head, FusedHead)
+
+
+def fuse_head(model: Any) -> None:
+    """Puts head, loss and hooks in place."""
+    head = output_head(model)
+    assert head is not None
+    fuse_head_alone(head)
+    model.loss_function = FusedLoss(model.loss_function, "_loss_function" in model.__dict__)
+    model.register_forward_pre_hook(Deferral(), with_kwargs=True)
+    model.register_forward_hook(DeferralEnds(), always_call=True)
+
+
+def restore_head(model: Any) -> None:
+    """Takes loss and hooks out; the head's class is restored like any other's."""
+    loss = model.__dict__.get("_loss_function")
+    if isinstance(loss, FusedLoss):
+        if loss.was_set:
+            model.loss_function = loss.original
+        else:
+            del model._loss_function
+    head = output_head(model)
+    if head is not None:
+        head.__dict__.pop("deferring", None)
+    for hooks in (model._forward_pre_hooks, model._forward_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, (Deferral, DeferralEnds))]:
+            del hooks[key]
+            for flags in (model._forward_pre_hooks_with_kwargs, model._forward_hooks_always_called):
+                flags.pop(key, None)
+
+
+def why_not_head(model: Any) -> str | None:
+    """Why the loss cannot be computed from the head's weight; None: it can."""
+    head = output_head(model)
+    if head is None:
+        return f"{type(model).__name__} has no output head"
+    if type(head) is not nn.Linear:
+        return (
+            f"the output head is a {type(head).__module__.partition('.')[0]} {type(head).__name__}, not a torch "
+            f"Linear: what it adds to its weight, an adapter or a quantisation, would be left out"
+        )
+    if head._forward_hooks or head._forward_pre_hooks:
+        return "the output head has hooks, which would not be called with logits"
+    if not _calls_its_loss(type(model).forward):
+        return f"{type(model).__name__} computes its loss by itself"
+    return None
+
+
+def output_head(model: Any) -> nn.Module | None:
+    """The module that makes logits."""
+    head = model.get_output_embeddings()
+    return head if isinstance(head, nn.Module) else None
+
+
+def _calls_its_loss(forward: Any) -> bool:
+    return "loss_function" in unwrap(forward).__code__.co_names
