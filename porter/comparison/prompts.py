@@ -20,7 +20,7 @@ from porter.models.decoder import check_length
 from porter.specs.blueprint import Blueprint
 
 DEFAULT_TOKENS = 640
-_TEXT = Path(__file__).parent / "text" / "alice.txt"
+TEXT = Path(__file__).parent / "text" / "alice.txt"
 _FILE_SUFFIXES = (".txt", ".md", ".jsonl", ".json")
 
 
@@ -61,7 +61,7 @@ def _default_length(blueprint: Blueprint) -> int:
 def _default(blueprint: Blueprint, tokenizer: Tokenizer | None, tokens: int) -> Prompt:
     if tokenizer is None:
         return _seeded(blueprint, tokens)
-    text = _TEXT.read_text(encoding="utf-8")
+    text = TEXT.read_text(encoding="utf-8")
     ids = tokenizer.encode(text).ids
     rest = tokenizer.encode("\n\n" + text, add_special_tokens=False).ids
     while len(ids) < tokens:

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from porter.bench.convergence.training import without_dropout
 from porter.references.float64 import Float64
 from porter.references.pinned import load_pinned
 from tests.models.tiny import random_ids, tiny
@@ -14,15 +15,7 @@ from tests.models.tiny import random_ids, tiny
 def hf_model(family: str, dtype: torch.dtype = torch.float32) -> Any:
     """A model of its own, in training mode; nothing is dropped out."""
     model = load_pinned(tiny(family).checkpoint(), dtype, torch.device("cpu"))
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-        for name, value in list(vars(module).items()):
-            if "drop" in name and isinstance(value, float):
-                setattr(module, name, 0.0)
-    for name, value in list(vars(model.config).items()):
-        if "drop" in name and isinstance(value, float):
-            setattr(model.config, name, 0.0)
+    without_dropout(model)
     return model.train()
 
 
