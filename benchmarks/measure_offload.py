@@ -15,7 +15,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +80,9 @@ class Bench:
         dtype = torch.float32 if options.tiny else torch.bfloat16
         self.model = make_model(self.shape, dtype=dtype, device=self.device)
         if options.patch:
-            print(import_module("porter.patching.patch").patch(self.model))
+            from porter.patching.patch import patch  # once main has chosen Triton's interpreter, on a CPU
+
+            print(patch(self.model))
         self.ids_BT = draw_batch(self.shape, options.batch, options.tokens, self.device)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
         self.input_bytes = options.batch * options.tokens * self.shape.blueprint.dims.hidden * dtype.itemsize

@@ -9,6 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from porter.errors import UsageError
 from porter.patching.offload import OffloadedCheckpointing
+from porter.patching.patch import patch
 
 LAYERS, B, T, D = 5, 2, 12, 32
 
@@ -241,3 +242,15 @@ def test_refusals() -> None:
     refused = pytest.raises(UsageError, match="Linear has no module that can be checkpointed")
     with refused, OffloadedCheckpointing().applied_to(nn.Linear(2, 2)):
         pass
+
+
+def test_with_porters_kernels_in_the_model() -> None:
+    model = make_model(dropout=0.0)
+    patch(model)
+    enable(model)
+    plain = gradients(model)
+    saved, transfer = offloaded()
+    with saved.applied_to(model):
+        found = gradients(model)
+    assert all(torch.equal(a, b) for a, b in zip(plain, found, strict=True))
+    assert len(transfer.allocated) == LAYERS

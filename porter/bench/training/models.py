@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from porter.references.quiet import quiet_transformers
 from porter.specs.shapes import Shape
@@ -19,6 +18,8 @@ def make_model(shape: Shape, *, dtype: torch.dtype, device: torch.device, attent
     Args:
         attention: HF's implementation of it.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM  # 5.17 imports triton: porter chooses its mode before
+
     config = AutoConfig.for_model(shape.family.tree["model_type"], **shape.config)
     for key in vars(config):
         if ("dropout" in key or key.endswith("_pdrop")) and isinstance(getattr(config, key), float):

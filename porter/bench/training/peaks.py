@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -124,7 +123,9 @@ def patch_as_planned(model: Any, plan: Plan) -> None:
     """porter's kernels, its loss, or both, into HF's model."""
     if not plan.fused and plan.loss == "naive":
         return
-    import_module("porter.patching.patch").patch(
+    from porter.patching.patch import patch  # whose kernels import triton: a CPU must choose the interpreter before
+
+    patch(
         model, rms_norm=plan.fused, layer_norm=plan.fused, rope=plan.fused, glu=plan.fused,
         linear_cross_entropy=plan.loss == "fused",
     )  # fmt: skip

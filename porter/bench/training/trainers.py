@@ -90,10 +90,17 @@ def _liger(model: Any) -> Patched:
         name: value for name, value in vars(sys.modules[place]).items() if name in before and before[name] is not value
     }
     _set({place: {name: before[name] for name in names}})
-    return Patched(model, lambda hidden, weight, target: fused(hidden, weight, target), {place: names})
+
+    def head_loss(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor) -> Tensor:
+        found = fused(hidden_NH, weight_VH, target_N)
+        loss: Tensor = found if isinstance(found, Tensor) else found[0]  # its z-loss may come along
+        return loss
+
+    return Patched(model, head_loss, {place: names})
 
 
 def _porter(model: Any) -> Patched:
+    from porter.patching.patch import patch
     from porter_kernels.linear_cross_entropy import linear_cross_entropy
 
     def head_loss(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor) -> Tensor:
@@ -101,7 +108,7 @@ def _porter(model: Any) -> Patched:
         assert isinstance(loss, Tensor)
         return loss
 
-    import_module("porter.patching.patch").patch(model)
+    patch(model)
     return Patched(model, head_loss)
 
 
