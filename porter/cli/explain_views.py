@@ -18,6 +18,8 @@ def print_explanation(found: Explained, page: Path | None) -> None:
     if found.set and not found.foreign:
         click.echo(f"The mended port: {shlex.join(part for each in found.set for part in ('--set', each))}")
     click.echo(found.conclusion)
+    for note in found.notes:
+        click.echo(f"Note, of the checkpoint: {note}.")
     if page is not None:
         click.echo(f"report: {page}")
 
@@ -36,6 +38,8 @@ def _card(fault: Fault, found: Explained) -> str:
         rows.append(("at the node", f"differs in bits, by {_number(fault.before, '.1e')} → bit-equal"))
     if fault.stage != "preflight":
         rows.append(("explains", f"{fault.explained} of {fault.failing} nodes of {fault.unit} that differ"))
+    if fault.also:
+        rows.append(("and so in", ", ".join(fault.also)))
     lines = [
         f"{fault.node} ({fault.stage if fault.stage == 'preflight' else f'{fault.stage}, {dtype}'})",
         *(f"  {name:<15}{value}" for name, value in rows),
@@ -49,6 +53,8 @@ def _card(fault: Fault, found: Explained) -> str:
 
 def _said(change: Changed) -> str:
     """What the code of a foreign port does, in a sentence."""
+    if change.kind == "code":
+        return f"its code has, for {change.axis}: {change.port}; the reference has: {change.reference}"
     if change.kind == "tensor":
         return f"it computes with {change.axis} {change.port}, where the reference has it {change.reference}"
     return f"its code computes as with {change.axis} {change.port}; the reference's is {change.reference}"
@@ -69,8 +75,10 @@ def _unexplained(fault: Fault) -> str:
     head = f"{fault.node} ({fault.stage}): no change of the spec {fails}"
     if not fault.tried:
         return f"{head}; {why_untried()}"
-    tried = f"{fault.tried} values of {len(fault.axes)} axes: {', '.join(fault.axes)}"
+    tried = f"{fault.tried} changes; values of {len(fault.axes)} axes: {', '.join(fault.axes)}"
     lines = [head, f"  tried          {tried}"]
+    if fault.excluded:
+        lines.append(f"  excluded       {'; '.join(fault.excluded)}")
     if fault.closest is not None:
         left = _number(fault.closest.residual, ".1e" if fault.stage == "exact" else ".3g")
         lines.append(f"  the closest    {_told(fault.closest.change)}: {_size(fault)} → {left}")

@@ -9,17 +9,17 @@ By = Literal["preflight", "semantics", "precision", "exact"]
 
 @dataclass(frozen=True)
 class Changed:
-    """One axis of the spec, or one tensor.
+    """One axis of the spec, one tensor, or one thing that code does.
 
     Attributes:
-        axis: its path; of a tensor, the parameter's.
+        axis: its path; of a tensor, the parameter's; of code, the node's.
         port, reference: what each side has.
-        set: axis=value, as --set takes it; of a tensor, a sentence.
+        set: axis=value, as --set takes it; of tensors and code, a sentence.
         patch: the lines of the family's YAML; of a port of another make, where to look.
         line: file and line where the port's spec says it; empty where no file does.
     """
 
-    kind: Literal["axis", "tensor"]
+    kind: Literal["axis", "tensor", "code"]
     axis: str
     port: str
     reference: str
@@ -51,6 +51,8 @@ class Fault:
         failing: nodes of the unit that fail; explained: those that no longer do.
         tried: how many changes; axes: whose values, or tensors, they were.
         changes: that explain it equally well, the first of which was kept; empty: nothing helps.
+        also: units after it in which the same was found.
+        excluded: where nothing helps, what may have become of tensors, or be done in code, and was tried.
     """
 
     unit: str
@@ -64,6 +66,8 @@ class Fault:
     axes: tuple[str, ...]
     changes: tuple[tuple[Changed, ...], ...]
     closest: Closest | None
+    also: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,10 +77,11 @@ class Explained:
     Attributes:
         outcome: partly: one fault at least is left; foreign: the port is a module or a dump, whose spec is not known.
         set: the changes that mend the spec; of a foreign port, those that make the right spec compute what it did.
-        tensors: of a foreign port, what became of its tensors, in sentences.
+        tensors: what became of the port's tensors, and what its code does otherwise, in sentences.
         looked_at: the units of each dtype.
         sentence: what to remember of it.
         conclusion: what it was shown on, or what to do where nothing helps.
+        notes: what the checkpoint's tensors say of themselves, and is no fault of the port.
     """
 
     model: str
@@ -91,3 +96,4 @@ class Explained:
     faults: tuple[Fault, ...]
     sentence: str = ""
     conclusion: str = ""
+    notes: tuple[str, ...] = ()

@@ -53,15 +53,20 @@ class ModulePort:
     def details(self) -> dict[str, str]:
         return {"module": self.module.name, "map": self.map.source}
 
-    def lane(self, folder: Path, reader: WeightReader, dtype: torch.dtype, device: torch.device) -> ModuleLane:
+    def lane(
+        self, folder: Path, reader: WeightReader, dtype: torch.dtype, device: torch.device, *, check: bool = True
+    ) -> ModuleLane:
         """The module in a dtype; made anew for each.
+
+        Args:
+            check: refuse one without the checkpoint's weights.
 
         Raises:
             PreflightError: it does not hold the checkpoint's weights.
         """
         module = self.module.open(Opening(folder, self.build.config, dtype, device))
         lane = ModuleLane(self.module.name, module, self.map, self.build.blueprint, dtype, device)
-        if not self.checks:
+        if check and not self.checks:
             self.checks.append(check_first_layer(lane, reader, self.build.blueprint))
         return lane
 

@@ -24,16 +24,18 @@ from porter.comparison.preflight import load_tokenizer
 from porter.comparison.progress import Progress, Silent, Work
 from porter.comparison.prompts import read_prompts
 from porter.comparison.request import find_build
-from porter.errors import UsageError
+from porter.errors import UsageError, WeightError
 from porter.explanation.fit import explain_misfits
 from porter.explanation.search import Search
 from porter.explanation.steps import Step
 from porter.explanation.told import tell
 from porter.explanation.trial import AnyUnit, By, ForeignUnit
 from porter.explanation.walk import ForeignWalk, SpecWalk
+from porter.explanation.weight_notes import note_weights
 from porter.models.build import Build
 from porter.models.choices import pick_device
 from porter.references.dump import is_dump
+from porter.weights.reader import open_weights
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ class Explanation:
         steps: one for each fault, in the order of the forward pass.
         kept: the changes that mend the spec, axis=value; of a foreign port, those that make the right spec compute what
             it computed.
-        tensors: of a foreign port, sentences about what became of its tensors.
+        tensors: sentences about what became of the port's tensors, and what its code does otherwise.
         foreign: the port is a module or a dump, whose spec is not known.
         looked_at: the units of each dtype.
         record: the same as plain values, as a report holds it.
+        notes: what the checkpoint's tensors say of themselves; no fault of the port, which computes with them.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Explanation:
     record: Explained
     foreign: bool = False
     tensors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def told(self) -> tuple[str, ...]:
@@ -127,10 +131,10 @@ def _explain_spec(build: Build, folder: Path, ids_BT: torch.Tensor, progress: Pr
     progress.plan([Work(f"{by} {kind}", units, ids_BT.shape[1]) for by, kind in stages])
     explain_misfits(search, folder)
     for by, kind in stages:
-        if not search.stuck:
+        if not search.stuck and not (by == "exact" and search.others):  # so mended, it has other bits and other names
             walk = SpecWalk(search, folder, ids_BT, by, getattr(torch, kind))
             looked_at += _visit(search, walk, f"{by} {kind}", kind, progress)
-    return _conclude(search, ids_BT, build.dtype, looked_at, foreign=False)
+    return _conclude(search, ids_BT, build.dtype, looked_at, _notes(search, folder), foreign=False)
 
 
 def _explain_foreign(build: Build, folder: Path, lane: Lane, ids_BT: torch.Tensor, progress: Progress) -> Explanation:
@@ -138,7 +142,7 @@ def _explain_foreign(build: Build, folder: Path, lane: Lane, ids_BT: torch.Tenso
     walk = ForeignWalk(search, folder, ids_BT, lane)
     progress.plan([Work(f"{walk.by} {kind}", build.blueprint.dims.layers + 2, ids_BT.shape[1])])
     looked_at = _visit(search, walk, f"{walk.by} {kind}", kind, progress)
-    return _conclude(search, ids_BT, kind, looked_at, foreign=True)
+    return _conclude(search, ids_BT, kind, looked_at, _notes(search, folder), foreign=True)
 
 
 def _visit(search: Search, walk: SpecWalk | ForeignWalk, stage: str, kind: str, progress: Progress) -> list[str]:
@@ -164,15 +168,31 @@ def _visit(search: Search, walk: SpecWalk | ForeignWalk, stage: str, kind: str, 
 
 
 def _conclude(
-    search: Search, ids_BT: torch.Tensor, dtype: str, looked_at: Iterable[str], *, foreign: bool
+    search: Search,
+    ids_BT: torch.Tensor,
+    dtype: str,
+    looked_at: Iterable[str],
+    notes: tuple[str, ...],
+    *,
+    foreign: bool,
 ) -> Explanation:
     steps, kept, tokens = tuple(search.steps), tuple(search.kept), ids_BT.shape[1]
-    tensors, looked = tuple(each.override for each in search.weights), tuple(looked_at)
+    tensors, looked = tuple(each.override for each in search.others), tuple(looked_at)
     record = tell(
         search.build, search.outcome, steps, kept=kept, tensors=tensors, tokens=tokens, dtype=dtype, looked_at=looked,
-        foreign=foreign,
+        notes=notes, foreign=foreign,
     )  # fmt: skip
-    return Explanation(search.build.name, search.outcome, steps, kept, tokens, dtype, looked, record, foreign, tensors)
+    return Explanation(
+        search.build.name, search.outcome, steps, kept, tokens, dtype, looked, record, foreign, tensors, notes
+    )
+
+
+def _notes(search: Search, folder: Path) -> tuple[str, ...]:
+    try:
+        reader = open_weights(search.resolved.blueprint, folder)
+    except WeightError:  # which stays unexplained
+        return ()
+    return tuple(note_weights(search.resolved.blueprint, reader))
 
 
 def _ids(
@@ -191,7 +211,8 @@ def _foreign_lane(
 ) -> Lane:
     device = torch.device(pick_device(build.device))
     if module is not None:
-        return module.lane(folder, build.reader(), getattr(torch, dtype or "float32"), device)
+        kind = getattr(torch, dtype or "float32")  # and what became of its weights is to be found out
+        return module.lane(folder, build.reader(), kind, device, check=False)
     assert dumps is not None and dumps.port is not None
     for _ in check_dumps(dumps, build, folder):
         pass

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from porter.errors import SpecError, WeightError
-from porter.explanation.search import CLOSEST, Search
+from porter.explanation.fault import CLOSEST
+from porter.explanation.search import Search
 from porter.explanation.steps import Change, Step, Tried
 from porter.explanation.trial import Judged
 from porter.specs.alternatives import Alternative, alternatives, other_dims

@@ -2,8 +2,10 @@
 
 import math
 from pathlib import Path
+from typing import Literal
 
 from porter.comparison.explained import Changed, Closest, Explained, Fault, Outcome
+from porter.explanation.code_changes import CodeChange
 from porter.explanation.search import MOST_FAULTS
 from porter.explanation.steps import Change, Single, Step
 from porter.models.build import Build
@@ -14,13 +16,13 @@ from porter.specs.tree import locate, spec_folder
 
 def tell(
     build: Build, outcome: Outcome, steps: tuple[Step, ...], *, kept: tuple[str, ...], tensors: tuple[str, ...],
-    tokens: int, dtype: str, looked_at: tuple[str, ...], foreign: bool,
+    tokens: int, dtype: str, looked_at: tuple[str, ...], foreign: bool, notes: tuple[str, ...],
 ) -> Explained:  # fmt: skip
     """The record of a search, whose arguments are those of Explanation."""
     faults = tuple(_fault(build, step, foreign) for step in steps)
     found = Explained(
         build.name, dtype, tokens, outcome, foreign, 0 if outcome in ("nothing", "explained") else 1, kept, tensors,
-        looked_at, faults,
+        looked_at, faults, notes=notes,
     )  # fmt: skip
     return Explained(**{**vars(found), "sentence": _sentence(found), "conclusion": _conclusion(found)})
 
@@ -34,6 +36,7 @@ def _fault(build: Build, step: Step, foreign: bool) -> Fault:
         after=None if step.after is None else _finite(step.after.residual), failing=step.failing,
         explained=step.explained, tried=step.tried, axes=step.axes,
         changes=tuple(_changes(build, each, foreign) for each in step.equals), closest=closest,
+        also=step.also, excluded=step.excluded,
     )  # fmt: skip
 
 
@@ -45,7 +48,8 @@ def _changed(build: Build, each: Single, foreign: bool) -> Changed:
     port, reference = (each.other, each.value) if foreign else (each.value, each.other)
     axis = isinstance(each, Alternative)
     line = line_of(build, each.path) if axis and not foreign else ""
-    return Changed("axis" if axis else "tensor", each.path, port, reference, each.override, each.patch, line)
+    kind: Literal["axis", "tensor", "code"] = "axis" if axis else "code" if isinstance(each, CodeChange) else "tensor"
+    return Changed(kind, each.path, port, reference, each.override, each.patch, line)
 
 
 def line_of(build: Build, path: str) -> str:
@@ -70,7 +74,7 @@ def _finite(value: float) -> float | None:
 
 def _sentence(found: Explained) -> str:
     told = [
-        f"{each.axis} is {each.port}, and {each.reference} in the reference"
+        f"{each.axis}{':' if each.kind == 'code' else ' is'} {each.port}, and {each.reference} in the reference"
         for fault in found.faults for each in (fault.changes[0] if fault.changes else ())
     ]  # fmt: skip
     left = [

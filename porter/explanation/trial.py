@@ -13,13 +13,15 @@ from porter.comparison.measure import Tally, bit_equal
 from porter.comparison.names import GAUGES, full_name
 from porter.comparison.one_unit import Captured, run_unit
 from porter.comparison.verdicts import FLOORS, THRESHOLDS
+from porter.explanation.code_changes import CodeChange
+from porter.explanation.code_run import run_with_code
 from porter.explanation.weight_changes import ChangedReader, WeightChange
 from porter.specs.alternatives import Section
 from porter.specs.blueprint import Blueprint
 from porter.weights.reader import WeightReader
 
 By = Literal["preflight", "semantics", "precision", "exact"]
-Weights = tuple[WeightChange, ...]
+Others = tuple[WeightChange | CodeChange, ...]  # changes of what the spec does not say
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -88,11 +90,11 @@ class AnyUnit:
             return blueprint.norm, blueprint.blocks[self.layer], blueprint.weights
         return blueprint.norm, blueprint.embed if self.name == "embed" else blueprint.head
 
-    def judge(self, blueprint: Blueprint, weights: Weights = ()) -> list[Judged]:
+    def judge(self, blueprint: Blueprint, others: Others = ()) -> list[Judged]:
         """Every node."""
-        return [self.judge_node(node, value) for node, value in self.run(blueprint, weights).items()]
+        return [self.judge_node(node, value) for node, value in self.run(blueprint, others).items()]
 
-    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
+    def run(self, blueprint: Blueprint, others: Others = ()) -> Nodes:
         """The nodes of a spec that can be judged, in order."""
         raise NotImplementedError
 
@@ -104,8 +106,22 @@ class AnyUnit:
         """What a node of a spec has over what it should be, float64 [N]; None where numbers cannot be fitted."""
         raise NotImplementedError
 
-    def _run(self, blueprint: Blueprint, weights: Weights, dtype: torch.dtype) -> Nodes:
+    def target(self, node: str) -> Tensor | None:
+        """What a node should be; None where there are bits alone."""
+        raise NotImplementedError
+
+    @property
+    def given_BTD(self) -> Tensor | None:
+        """[1, T, D], what the unit is given; None: the embedding."""
+        return None if self.layer is None else self.captured.inputs[self.layer]
+
+    def _run(self, blueprint: Blueprint, others: Others, dtype: torch.dtype) -> Nodes:
+        here = [each for each in others if each.acts_in(self.name)]
+        weights = tuple(each for each in here if isinstance(each, WeightChange))
+        code = [each for each in here if isinstance(each, CodeChange)]
         reader = ChangedReader.of(self.reader, weights) if weights else self.reader
+        if code:
+            return run_with_code(self.name, blueprint, reader, self.captured, code, dtype=dtype, device=self.device)
         return run_unit(self.name, blueprint, reader, self.captured, dtype=dtype, device=self.device)
 
 
@@ -120,8 +136,8 @@ class Unit(AnyUnit):
     reference: Nodes
     golden: Nodes | None
 
-    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
-        nodes = self._run(blueprint, weights, self.dtype)
+    def run(self, blueprint: Blueprint, others: Others = ()) -> Nodes:
+        nodes = self._run(blueprint, others, self.dtype)
         shown = self.reference.keys() if self.golden is None else self.reference.keys() & self.golden.keys()
         return {node: value for node, value in nodes.items() if node in shown}
 
@@ -138,6 +154,9 @@ class Unit(AnyUnit):
         rho = found.local.rho if found.local else math.inf
         fails = found.status in ("FAIL", "WARN") and node not in GAUGES
         return Judged(name, fails, exact, rho, rho if math.isfinite(rho) else math.inf)
+
+    def target(self, node: str) -> Tensor | None:
+        return None if self.golden is None else self.golden.get(node)
 
     def error(self, node: str, blueprint: Blueprint) -> Tensor | None:
         found = self.run(blueprint).get(node)
@@ -157,19 +176,24 @@ class ForeignUnit(AnyUnit):
     Attributes:
         port: its nodes, of the input that was captured.
         floors: node -> the reference's own error from golden, of the node and of its worst token.
+        tables: of a module, its own tensors that are as large as the vocabulary's.
     """
 
     port: Nodes
     floors: Mapping[str, tuple[float, float]]
+    tables: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
 
-    def run(self, blueprint: Blueprint, weights: Weights = ()) -> Nodes:
-        nodes = self._run(blueprint, weights, self.dtype)
+    def target(self, node: str) -> Tensor | None:
+        return self.port.get(node)
+
+    def run(self, blueprint: Blueprint, others: Others = ()) -> Nodes:
+        nodes = self._run(blueprint, others, self.dtype)
         return {node: value for node, value in nodes.items() if node in self.port and node in self.floors}
 
     def judge_node(self, node: str, value: Tensor) -> Judged:
         name, port = full_name(self.name, node), self.port[node]
-        if value.shape != port.shape:
-            return Judged(name, True, False, None, math.inf)
+        if value.shape != port.shape:  # keys that the port repeats before it shows them, say
+            return Judged(name, node not in GAUGES, False, None, math.inf)
         exact = value.dtype == port.dtype and bit_equal(value, port)
         if self.by == "exact":
             return Judged(name, not exact, exact, None, 0.0 if exact else _difference(value, port))

@@ -14,6 +14,7 @@ from porter.explanation.search import Search
 from porter.explanation.trial import By, ForeignUnit, Unit, relative_errors
 from porter.models.choices import pick_device
 from porter.references.hf import HfReference
+from porter.references.user_module.lane import ModuleLane
 from porter.specs.blueprint import Blueprint
 from porter.specs.ledger import misfits
 from porter.weights.reader import SharedTensors, WeightReader, open_weights
@@ -139,7 +140,11 @@ class ForeignWalk:
         else:
             port = self.port.head(given)
         reference, golden = self.reference.head(given), self.golden.head(given.to(torch.float64))
-        return self._unit("head", {self.num_layers: given}, port, reference, golden)
+        unit = self._unit("head", {self.num_layers: given}, port, reference, golden)
+        if isinstance(self.port, ModuleLane):
+            own = {name: value.detach() for name, value in self.port.module.named_parameters() if value.ndim == 2}
+            return replace(unit, tables=own)
+        return unit
 
     def _unit(self, name: str, inputs: dict[int, Tensor], port: Nodes, reference: Nodes, golden: Nodes) -> ForeignUnit:
         shown = [node for node in golden if node in port and node in reference]

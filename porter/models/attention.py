@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from porter.models.modules import Linear, Normalize, Vector, make_norms, make_projections
+from porter.models.modules import Linear, Normalize, RepeatHeads, Vector, make_norms, make_projections
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
 from porter.specs.rules import WeightRule, Weights
@@ -27,6 +27,8 @@ class Attention(nn.Module):
     q_norm: Normalize
     k_norm: Normalize
     inner_norm: Normalize
+    repeat_k: RepeatHeads
+    repeat_v: RepeatHeads
 
     def __init__(self, block: Block, dims: Dims, rules: Weights, norm: Norm, ops: Ops) -> None:
         super().__init__()
@@ -37,6 +39,7 @@ class Attention(nn.Module):
         ]:  # fmt: skip
             self.add_module(name, module)
         self.sinks = Vector(dims.heads) if block.attn.sinks else None
+        self.repeat_k, self.repeat_v = (RepeatHeads(dims.heads // dims.kv_heads) for _ in "kv")
 
     def forward(self, x_BTD: Tensor, positions: Positions, cache: LayerCache | None, tap: Tap) -> Tensor:
         spec, rope = self.block.attn, self.block.rope
@@ -93,7 +96,8 @@ class Attention(nn.Module):
 
     def _attend(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, positions: Positions) -> Tensor:
         spec = self.block.attn
-        k_BHSK, v_BHSK = (_repeat_heads(t, self.dims.heads // self.dims.kv_heads) for t in (k_BGSK, v_BGSK))
+        k_BHSK: Tensor = self.repeat_k(k_BGSK)
+        v_BHSK: Tensor = self.repeat_v(v_BGSK)
         scores_BHTS = self._score(q_BHTK, k_BHSK, positions)
         scores_BHTS = scores_BHTS + positions.mask(spec.window, scores_BHTS.dtype)
         if self.sinks is not None and spec.sinks == "column":
@@ -156,10 +160,3 @@ def _softmax_beside(scores_BHTS: Tensor, sinks_H: Tensor) -> Tensor:
     beside = torch.cat((scores_BHTS, sinks_H.view(1, -1, 1, 1).expand(B, -1, T, -1)), dim=-1)
     beside = beside - beside.amax(-1, keepdim=True)
     return F.softmax(beside, dim=-1, dtype=beside.dtype)[..., :-1]
-
-
-def _repeat_heads(x_BGSK: Tensor, times: int) -> Tensor:
-    if times == 1:
-        return x_BGSK
-    B, G, S, K = x_BGSK.shape
-    return x_BGSK[:, :, None].expand(B, G, times, S, K).reshape(B, G * times, S, K)

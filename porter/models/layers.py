@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 from porter.models.attention import Attention, Tap
 from porter.models.mlp import Mlp
-from porter.models.modules import Linear, Normalize, Table
+from porter.models.modules import Add, Linear, Normalize, Table
 from porter.models.moe import Moe
 from porter.models.ops import Ops
 from porter.models.positions import LayerCache, Positions
@@ -29,6 +29,7 @@ class Layer(nn.Module):
         self.attn = kind(block, blueprint.dims, blueprint.weights, blueprint.norm, ops)
         self.mlp = Mlp("mlp", block, blueprint.dims, blueprint.weights, ops, blueprint.norm)
         self.moe = Moe(block, blueprint.dims, blueprint.weights, ops) if block.moe else None
+        self.attn_add = Add()
 
     def forward(
         self,
@@ -47,7 +48,7 @@ class Layer(nn.Module):
         if block.topology == "parallel":
             into_BTD = normed_BTD if block.mlp.pre_norm == "shared" else x_BTD
         else:
-            x_BTD = x_BTD + attn_BTD
+            x_BTD = self.attn_add(x_BTD, attn_BTD)
             x_BTD = into_BTD = self._norm(self.attn, "attn.after_norm", x_BTD, tap) if block.attn.after_norm else x_BTD
             tap("resid_mid", x_BTD)
         if block.mlp.pre_norm is True:

@@ -61,6 +61,27 @@ class Normalize(nn.Module):
         return self.ops.norm(x, self.weight, self.bias, self.spec)
 
 
+class Add(nn.Module):
+    """The residual stream and a branch: a module, so that hooks can see, and change, what is added."""
+
+    def forward(self, stream_BTD: Tensor, branch_BTD: Tensor) -> Tensor:
+        return stream_BTD + branch_BTD
+
+
+class RepeatHeads(nn.Module):
+    """Each key or value head as often as query heads share it: [B, G, S, K] to [B, G * times, S, K]."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.times = times
+
+    def forward(self, x_BGSK: Tensor) -> Tensor:
+        if self.times == 1:
+            return x_BGSK
+        B, G, S, K = x_BGSK.shape
+        return x_BGSK[:, :, None].expand(B, G, self.times, S, K).reshape(B, G * self.times, S, K)
+
+
 class Table(nn.Module):
     """Rows that are looked up by index."""
 

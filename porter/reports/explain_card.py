@@ -20,7 +20,8 @@ def explain_panel(report: DiffReport) -> Html:
         return nothing("Nothing was explained.")
     found = report.explanations[-1]
     cards = (_card(report, found, fault) for fault in found.faults)
-    return join([*cards, tag("p", found.conclusion, class_="caption"), *_mended(found)])
+    notes = (tag("p", f"Note, of the checkpoint: {note}.", class_="caption") for note in found.notes)
+    return join([*cards, tag("p", found.conclusion, class_="caption"), *_mended(found), *notes])
 
 
 def _mended(found: Explained) -> Iterator[Html]:
@@ -50,6 +51,8 @@ def _explained(found: Explained, fault: Fault) -> Iterator[Html]:
     rows.append(("at the node", _residual(fault)))
     if fault.stage != "preflight":
         rows.append(("explains", f"{fault.explained} of {fault.failing} nodes of {fault.unit} that differ"))
+    if fault.also:
+        rows.append(("and so in", ", ".join(fault.also)))
     if len(fault.changes) > 1:
         rows.append(("as well", _others(fault)))
     yield definitions(rows)
@@ -61,6 +64,8 @@ def _explained(found: Explained, fault: Fault) -> Iterator[Html]:
 
 
 def _said(change: Changed) -> str:
+    if change.kind == "code":
+        return f"Its code has, for {change.axis}: {change.port}; the reference has: {change.reference}. "
     if change.kind == "tensor":
         return f"It computes with {change.axis} {change.port}, where the reference has it {change.reference}. "
     return f"Its code computes as with {change.axis} {change.port}; the reference’s is {change.reference}. "
@@ -88,6 +93,8 @@ def _unexplained(fault: Fault) -> Iterator[Html]:
     if fault.closest is not None:
         left = f" leaves {_number(fault.closest.residual)}"
         rows.append(("the closest", join([tag("code", _set(fault.closest.change)), left])))
+    if fault.excluded:
+        rows.append(("excluded", "; ".join(fault.excluded)))
     yield definitions(rows)
     said = f"excluded: {fault.tried} changes of {len(fault.axes)} places"
     places = tag("p", *(tag("code", f"{axis} ") for axis in fault.axes), class_="places")

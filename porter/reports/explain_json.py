@@ -62,7 +62,7 @@ def make_schema(*, strict: bool = False) -> Json:
             "anyOf": [{"type": "string"}, {"type": "null"}],
         },
     }  # fmt: skip
-    late = ("report", "sentence", "conclusion")
+    late = ("report", "sentence", "conclusion", "notes")
     about = {
         "$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:porter:explain:1",
         "title": "What porter explain found",

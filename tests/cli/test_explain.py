@@ -54,11 +54,12 @@ def test_other_bits_alone_are_told_as_such() -> None:
 
 def test_what_no_axis_explains_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
     right = porter_kernels.glu.glu_reference
-    monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act) * 1.01)
+    monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act).tanh())
     found = porter("explain", *LLAMA)
     assert found.exit_code == 1, found.output
     assert "layers.0.mlp.act (semantics): no change of the spec brings it to the floor" in found.stdout
     assert "values of" in found.stdout and "the closest" in found.stdout and "Not explained: " in found.stdout
+    assert "\n  excluded       " in found.stdout and "shifted by one token" in found.stdout
     partly = porter("explain", *LLAMA, "--set", "norm.eps=1e-6")
     assert partly.exit_code == 1 and "Partly explained: 1 fault, and one more" in partly.stdout
 

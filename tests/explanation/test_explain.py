@@ -95,7 +95,7 @@ def test_what_cannot_be_told_apart_is_listed() -> None:
 
 def test_a_wrong_op_is_no_axis(monkeypatch: pytest.MonkeyPatch) -> None:
     right = porter_kernels.glu.glu_reference
-    monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act) * 1.01)
+    monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act).tanh())
     found = explained("gemma3", tokens=40)
     assert (found.outcome, found.exit_code, found.kept) == ("unexplained", 1, ())
     (step,) = found.steps
@@ -193,3 +193,15 @@ def test_a_family_of_ones_own_is_explained_without_a_right_spec(tmp_path: Path) 
     named = porter.explain(str(path), size="tiny", weights="random:stress", device="cpu", tokens=40)
     assert (named.outcome, named.kept) == ("explained", ("norm.math=scale_then_cast",))
     assert (named.steps[0].by, named.steps[0].before.name) == ("exact", "layers.0.attn.q_norm")
+
+
+def test_an_op_that_multiplies_is_named_and_its_bits_are_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = porter_kernels.glu.glu_reference
+    monkeypatch.setattr(porter_kernels.glu, "glu_reference", lambda gate, up, act: right(gate, up, act=act) * 1.25)
+    found = explained("gemma3", tokens=40)
+    assert (found.outcome, found.kept) == ("explained", ())
+    assert found.tensors[0] == "layers.0.mlp.act: 1.25 times as large"
+    assert found.steps[0].equals[0][0].patch == (
+        "where layers.0.mlp.act is computed: as it was computed, not 1.25 times as large"
+    )
+    assert not any(each.startswith("bfloat16") for each in found.looked_at)
