@@ -30,7 +30,9 @@ def test_a_backward_that_believes_memory_to_be_contiguous_is_caught() -> None:
 
 
 def test_a_training_that_does_not_end_is_told() -> None:
-    with pytest.raises(ComparisonError, match=r"training golden, plain of .* ended with 2: .*no_such_dtype"):
+    with pytest.raises(
+        ComparisonError, match=r"training golden, plain of .* ended with 2: worker.py: error: .*no_such_dtype"
+    ):
         compare_trainings("llama", ["no_such_dtype"], "cpu", _SHORT)
 
 

@@ -1,5 +1,6 @@
 """A family's trainings, each side in a process of its own, and what comes of them."""
 
+import re
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from porter.errors import ComparisonError
 from porter.models.build import plan_build
 
 _PLAIN, _PATCHED = ("golden", "plain"), ("patched",)
+_SAID = 200  # letters of an error
 
 
 def compare_trainings(
@@ -57,7 +59,8 @@ def _train(
     command += ["--fault", fault] if fault else []
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     if ended.returncode:
-        last = (ended.stderr.strip().splitlines() or ["no message"])[-1]
+        said = [line for line in ended.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+        last = (said or ended.stderr.strip().splitlines() or ["no message"])[-1][:_SAID]
         raise ComparisonError(
             f"training {', '.join(sides)} of {checkpoint.name} ended with {ended.returncode}: {last}",
             "a trajectory", f"Run it by hand: {' '.join(command)}",

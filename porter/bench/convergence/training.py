@@ -85,7 +85,8 @@ def load(folder: Path, dtype: torch.dtype, device: torch.device, *, golden: bool
     """A model to train, with HuggingFace's own choice of attention; nothing is dropped out."""
     auto: Any = AutoModelForCausalLM
     with quiet_transformers():
-        model = auto.from_pretrained(folder, dtype=torch.float64 if golden else dtype, local_files_only=True)
+        given = {"dtype": torch.float64, "experts_implementation": "eager"} if golden else {"dtype": dtype}
+        model = auto.from_pretrained(folder, **given, local_files_only=True)  # grouped products know no float64
     if golden:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for parameter in model.parameters():
@@ -144,7 +145,7 @@ def _outputs(model: Any) -> Iterator[list[Tensor]]:
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, out: Any) -> None:
-        outputs.append(out[0] if isinstance(out, tuple) else out)
+        outputs.append(out[0] if isinstance(out, (tuple, list)) else out)
 
     handles = [layer.register_forward_hook(keep) for layer in find_layers(model, count)[1]]
     try:
