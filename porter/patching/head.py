@@ -1,142 +1,20 @@
-"""The head and the loss in one: HF's own forward runs, but its logits are a promise that the loss need not redeem.
+"""The head and the loss in one: HF's own forward runs, but its logits are a promise that the loss need not redeem."""
 
-In training, a patched model's output head gives DeferredLogits in place of logits. What HF's forward does to them
-(times a factor, divided by one, a softcap) is noted down; the loss takes hidden states, weight and notes to the fused
-kernel. Whoever looks at the logits after all (a metric, a trainer's entropy) gets them, computed then.
-"""
-
-import math
-import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from inspect import unwrap
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from porter.patching.deferred import DeferredLogits, redeemed
 from porter.patching.swap import Plain, fuse
 from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.linear_cross_entropy import linear_cross_entropy
 
-Step = tuple[str, float]  # ("times", factor) or ("tanh", 0)
-ScaleAndCap = tuple[float, float | None]
-_Number = float  # under a name that no method has
 _SHIFTED_OUT = -100
-
-
-def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator of DeferredLogits for which the logits are computed."""
-    return lambda deferred, *others: function(deferred.logits(), *others)
-
-
-@dataclass(frozen=True, eq=False)
-class DeferredLogits:
-    """Logits that are computed when something looks at them.
-
-    Attributes:
-        head: of the model; called with `loss` it gives the loss, without the logits.
-        hidden: [..., H], what the head was given.
-        steps: what was done to the logits since.
-    """
-
-    head: nn.Module
-    hidden: Tensor
-    steps: tuple[Step, ...] = ()
-    _found: list[Tensor] = field(default_factory=list, repr=False)
-
-    @property
-    def shape(self) -> torch.Size:
-        """[..., V]"""
-        weight: Any = self.head.weight
-        return torch.Size((*self.hidden.shape[:-1], weight.shape[0]))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.hidden.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return self.hidden.device
-
-    def logits(self) -> Tensor:
-        """The logits, with their graph; computed once."""
-        if not self._found:
-            value: Tensor = self.head(self.hidden, deferred=False)
-            for what, factor in self.steps:
-                value = value * factor if what == "times" else value.tanh()
-            self._found.append(value)
-        return self._found[0]
-
-    def scale_and_cap(self) -> ScaleAndCap | None:
-        """(scale, cap): logits are scale * x, or cap * tanh(scale * x / cap); None: they are something else."""
-        kinds = [what for what, _ in self.steps]
-        if "tanh" not in kinds:
-            return math.prod(factor for _, factor in self.steps), None
-        if kinds.count("tanh") > 1:
-            return None
-        at = kinds.index("tanh")
-        before, after = (math.prod(f for _, f in part) for part in (self.steps[:at], self.steps[at + 1 :]))
-        return (before * after, after) if after > 0 else None
-
-    def __mul__(self, other: Any) -> Any:
-        noted = self._then(other, lambda factor: ("times", factor))
-        return self.logits() * other if noted is None else noted
-
-    __rmul__ = __mul__
-
-    def __truediv__(self, other: Any) -> Any:
-        noted = self._then(other, lambda factor: ("times", 1 / factor))
-        return self.logits() / other if noted is None else noted
-
-    __rtruediv__ = _looking(lambda logits, other: other / logits)
-    __add__ = __radd__ = _looking(operator.add)
-    __sub__ = _looking(operator.sub)
-    __rsub__ = _looking(lambda logits, other: other - logits)
-    __matmul__ = _looking(operator.matmul)
-    __pow__ = _looking(operator.pow)
-    __neg__, __abs__ = _looking(operator.neg), _looking(operator.abs)
-    __lt__, __le__, __gt__, __ge__ = map(_looking, (operator.lt, operator.le, operator.gt, operator.ge))
-
-    def float(self) -> "DeferredLogits":
-        """Itself: the loss computes in float32."""
-        return self
-
-    def tanh(self) -> "DeferredLogits":
-        """tanh of the logits, noted down."""
-        return DeferredLogits(self.head, self.hidden, (*self.steps, ("tanh", 0.0)))
-
-    def _then(self, other: Any, step: Callable[[_Number], Step]) -> "DeferredLogits | None":
-        """Itself with one step more; None: not by a number that the notes can hold."""
-        if isinstance(other, bool) or not isinstance(other, (int, _Number)) or not other:
-            return None
-        return DeferredLogits(self.head, self.hidden, (*self.steps, step(_Number(other))))
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.logits(), name)
-
-    __getitem__ = _looking(operator.getitem)
-
-    def __len__(self) -> int:
-        return len(self.logits())
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """torch.tanh is noted down; for every other function the logits are computed."""
-        if function is torch.tanh and isinstance(args[0], DeferredLogits) and not kwargs:
-            return args[0].tanh()
-        return function(*map(_redeemed, args), **{name: _redeemed(value) for name, value in (kwargs or {}).items()})
-
-
-def _redeemed(value: Any) -> Any:
-    if isinstance(value, DeferredLogits):
-        return value.logits()
-    return type(value)(map(_redeemed, value)) if type(value) in (list, tuple) else value
 
 
 class FusedHead(Plain):
@@ -155,7 +33,9 @@ class FusedHead(Plain):
         if loss is not None:
             return linear_cross_entropy(hidden, self.weight, bias=self.bias, **loss)
         if (self.deferring if deferred is None else deferred) and torch.is_grad_enabled():
-            return DeferredLogits(self, hidden)  # type: ignore[arg-type]  # it is mixed into a module
+            device = hidden.device.type
+            autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+            return DeferredLogits(self, hidden, autocast)  # type: ignore[arg-type]  # it is mixed into a module
         return nn.functional.linear(hidden, self.weight, self.bias)
 
 
@@ -207,17 +87,17 @@ class FusedLoss:
         target = labels if shift_labels is None else shift_labels
         if target is None or (noted is None and not known):
             found: Tensor = self.original(
-                logits=_redeemed(logits), labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
+                logits=redeemed(logits), labels=labels, vocab_size=vocab_size, num_items_in_batch=num_items_in_batch,
                 ignore_index=ignore_index, shift_labels=shift_labels, **options,
             )  # fmt: skip
             return found
         target = target.to(logits.device).reshape(logits.shape[:-1])
         common = {"ignore_index": ignore_index, "num_items": num_items_in_batch, **known}
         if noted is None:
-            return _of_logits(_redeemed(logits), target, shift=shift_labels is None, **common)
+            return _of_logits(redeemed(logits), target, shift=shift_labels is None, **common)
         scale, cap = noted
         given = {"target": target, "shift": shift_labels is None, "logit_scale": scale, "softcap": cap, **common}
-        found = logits.head(logits.hidden, loss=given)
+        found = logits.head(logits.hidden, loss=MappingProxyType(given))  # FSDP casts what it finds in a dict
         return found
 
 

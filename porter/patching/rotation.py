@@ -151,7 +151,10 @@ def _rebound(function: FunctionType, meaning: Mapping[str, Any]) -> FunctionType
         CellType(_rebound(inner, meaning)) if (inner := _inner(cell)) is not None else cell
         for cell in function.__closure__ or ()
     )
-    own = {**function.__globals__, **meaning} if _mentions(function.__code__) else function.__globals__
+    own = function.__globals__
+    if _mentions(function.__code__):
+        own = {**own, **meaning}
+        own.pop("__name__", None)  # else torch.compile looks the names up in the module of that name, not here
     made = FunctionType(function.__code__, own, function.__name__, function.__defaults__, closure or None)
     made.__kwdefaults__, made.__doc__ = function.__kwdefaults__, function.__doc__
     made.__annotations__, made.__qualname__ = function.__annotations__, function.__qualname__

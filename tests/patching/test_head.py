@@ -8,7 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import porter
-from porter.patching.head import DeferredLogits, FusedHead, FusedLoss, fuse_head_alone
+from porter.patching.deferred import DeferredLogits
+from porter.patching.head import FusedHead, FusedLoss, fuse_head_alone
 from porter.patching.log_probs import token_log_probs
 from porter.patching.patch import PatchError
 from tests.models.tiny import porter_cache
