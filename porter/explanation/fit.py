@@ -3,7 +3,9 @@
 Comes before anything is run: a spec with a parameter too many, or with another width, has no numbers to compare.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from difflib import SequenceMatcher
 from pathlib import Path
 
 from porter.errors import SpecError, WeightError
@@ -73,6 +75,7 @@ class _Misfit:
             yield from alternatives(resolved, layer, "layer")
         yield from alternatives(resolved, None, "head")
         yield from other_dims(resolved, {size for shape in self.shapes.values() for size in shape})
+        yield from _other_sources(resolved.blueprint, self.wrong)
 
     def _pairs(self) -> Iterator[Change]:
         """Each change that leaves less unfit, of the few that leave least, with one of another axis."""
@@ -100,6 +103,18 @@ class _Misfit:
                 self.failed.append(Tried(change, len(left)))
             else:
                 self.equals.append(change)
+
+
+def _other_sources(blueprint: Blueprint, wrong: Iterable[str]) -> Iterator[Alternative]:
+    """For rules that read one tensor twice, each that none reads; the one that is called most like the rule first."""
+    weights = blueprint.weights
+    prefix = weights.layer.replace("{i}", "0") + "."
+    free = [name.removeprefix(prefix).rpartition(".")[0] for name in wrong if name.startswith(prefix)]
+    used = Counter(rule.src for rule in weights.block.values())
+    twice = {name: rule.src[0] for name, rule in weights.block.items() if used[rule.src] > 1}
+    pairs = [(name, module) for name in twice for module in dict.fromkeys(free)]
+    for name, module in sorted(pairs, key=lambda pair: -SequenceMatcher(None, *pair).ratio()):
+        yield Alternative(f"weights.block.{name}.src", twice[name], module)
 
 
 def _judged(name: str, count: int) -> Judged:

@@ -15,7 +15,8 @@ from porter.references.user_module.channels import find_channels
 from porter.specs.blueprint import Blueprint
 
 _EXPLAINS = 0.2  # of the difference that may be left, or the factor is not the cause
-_AS_GOOD = 1.1  # of what the best number leaves, a rounder one may leave
+_AS_GOOD = 1.01  # of what the best number leaves, a rounder one may leave
+_FITS, _FITS_ROUNDED = 1e-3, 3e-2  # of a sum that may be left, in float32 and below
 _LEAST = 1e-30
 CONSTANT, SUM = "times a constant", "a residual left out or scaled"  # what is excluded where it does not help
 _DIGITS = (1, 2, 3, 4, 6, 8)
@@ -70,7 +71,7 @@ class ValueFits:
         target_N = self.target[self.node].double().flatten()
         found_P = torch.linalg.lstsq(columns_NP, target_N[:, None]).solution[:, 0]
         left = float((columns_NP @ found_P - target_N).norm() / target_N.norm().clamp_min(_LEAST))
-        if not left < 1e-3:
+        if not left < (_FITS if self.source[self.node].dtype == torch.float32 else _FITS_ROUNDED):
             return
         plain = (1.0,) * len(parts)
         best = float((columns_NP @ found_P - target_N).norm())

@@ -142,7 +142,7 @@ def _changed(block: Block, layer: int, path: list[str], override: Override, name
 
 def _full_path(text: str, name: str, tree: Map) -> str:
     paths = axis_paths(tree)
-    if name in paths or _in_case(name, tree):
+    if name in paths or _in_case(name, tree) or _is_source(name, tree):
         return name
     matches = [path for path in paths if path.endswith(f".{name}")]
     if len(matches) == 1:
@@ -162,6 +162,12 @@ def _closest_axis(name: str, paths: list[str]) -> str:
     guess = closest(name, [*ends, *paths])
     found = guess.removeprefix("did you mean ").removesuffix("?")
     return f"did you mean {ends.get(found, found)}?" if guess.startswith("did") else "a path such as block.mlp.act"
+
+
+def _is_source(name: str, tree: Map) -> bool:
+    """Whether `name` is where a rule finds its tensors, weights.block.attn.v.src; the ledger checks the value."""
+    keys = keys_of(name)
+    return keys[:2] == ["weights", "block"] and keys[3:] == ["src"] and keys[2] in tree["weights"]["block"]
 
 
 def _in_case(name: str, tree: Map) -> bool:

@@ -205,3 +205,22 @@ def test_an_op_that_multiplies_is_named_and_its_bits_are_not_asked_for(monkeypat
         "where layers.0.mlp.act is computed: as it was computed, not 1.25 times as large"
     )
     assert not any(each.startswith("bfloat16") for each in found.looked_at)
+
+
+RULES = [  # a file of one's own whose rules take a tensor for another, and what is said of it
+    ("attn.v: self_attn.k_proj", ("weights.block.attn.v.src=self_attn.v_proj",), ()),
+    ("mlp.gate: mlp.up_proj, mlp.up: mlp.gate_proj", (), ("layers.0.mlp.gate is layers.0.mlp.up, and that is it",)),
+    ("attn.o: {src: self_attn.o_proj, transpose: true}", (), ("layers.0.attn.o.weight is transposed",)),
+]
+
+
+@pytest.mark.parametrize(("rule", "kept", "tensors"), RULES, ids=lambda each: str(each)[:20])
+def test_a_rule_that_takes_a_tensor_for_another_is_named(
+    rule: str, kept: tuple[str, ...], tensors: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "mine.yaml"
+    llama = (Path(__file__).parents[2] / "model_specs" / "llama.yaml").read_text(encoding="utf-8")
+    path.write_text(f"{llama}weights: {{block: {{{rule}}}}}\n", encoding="utf-8")
+    weights = str(tiny("llama").checkpoint())
+    found = porter.explain(str(path), size="tiny", weights=weights, device="cpu", tokens=24)
+    assert (found.outcome, found.kept, found.tensors[:1]) == ("explained", kept, tensors)

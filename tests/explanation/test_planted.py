@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from porter.explanation.explain import Explanation, explain
 from porter.explanation.grids import grids
 from porter.explanation.search import Search
 from porter.explanation.walk import ForeignWalk
+from porter.models.build import Build
 from tests.models.tiny import tiny
 
 MODULES = Path(__file__).resolve().parents[1] / "user_modules"
@@ -35,13 +37,16 @@ def planted(steps: Steps | None = None, spoil: Spoil | None = None, layers: tupl
     return plant(tiny("llama").checkpoint(), steps or {}, layers, spoil)
 
 
-def visited(module: Any, unit: str = ITS, shown: tuple[str, ...] | None = None) -> Search:
+def visited(
+    module: Any, unit: str = ITS, shown: tuple[str, ...] | None = None, *, dtype: torch.dtype = torch.float32,
+    build: Build | None = None,
+) -> Search:  # fmt: skip
     """What is found in one unit of a module, of which some nodes are shown."""
-    build = tiny("llama", tokens=24)
+    build = build or tiny("llama", tokens=24)
     port = open_port(module, MAP, build, stages=(), fail_on=(), refused={})
     assert port is not None
     cpu = torch.device("cpu")
-    lane = port.lane(build.checkpoint(), build.reader(), torch.float32, cpu, check=False)
+    lane = port.lane(build.checkpoint(), build.reader(), dtype, cpu, check=False)
     search = Search(build)
     ids_BT = torch.randint(3, 512, (1, 24), generator=torch.Generator().manual_seed(0))
     for name, found in ForeignWalk(search, build.checkpoint(), ids_BT, lane).units():
@@ -232,6 +237,32 @@ def test_a_head_that_is_tied_and_should_not_be() -> None:
         planted(spoil=lambda tensors: tensors["output.weight"].copy_(tensors["tok_embeddings.weight"])), "head"
     )
     assert search.outcome == "explained" and search.kept == ["head.tied=true"]
+
+
+def test_a_head_of_its_own_where_the_config_ties_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_llama  # type: ignore[import-not-found]
+
+    build = tiny("llama", tokens=24)
+    build = replace(build, config={**build.config, "tie_word_embeddings": True})
+    own, read = 0.1 * torch.randn(512, 96, generator=torch.Generator().manual_seed(1)), my_llama.load_file
+    monkeypatch.setattr(my_llama, "load_file", lambda path: {"lm_head.weight": own, **read(path)})
+    search = visited(my_llama.load(build.checkpoint()), "head", build=build)
+    assert search.outcome == "explained"
+    assert [each.override for each in search.others] == ["head.weight is output.weight, a matrix of its own"]
+
+
+@pytest.mark.parametrize("name", ["residual", "int4", "clean"])
+def test_below_float32(name: str) -> None:
+    int4 = "quantised to int4 (Q4_0)"
+    spoil = in_place("w2.weight", GRIDS[int4])
+    module = planted(CODE[name][0] if name in CODE else {}, spoil if name == "int4" else None)
+    search = visited(module, dtype=torch.bfloat16)
+    assert search.kept == []
+    if name == "clean":
+        assert search.outcome == "nothing"
+        return
+    told = {"residual": f"{ITS}.{CODE['residual'][1]}", "int4": f"{ITS}.mlp.down.weight is {int4}"}
+    assert search.outcome == "explained" and told[name] in [each[0].override for each in search.steps[0].equals]
 
 
 @pytest.mark.parametrize("unit", ["embed", ITS, "head"])

@@ -181,10 +181,18 @@ def test_fused_projections_are_taken_apart_otherwise() -> None:
         ("phi3", "weights.block.attn.qkv.groups=heads", "a group for each of 6 heads, but 2 key/value heads"),
         ("phi3", "weights.block.mlp.gate_up.groups=heads", "no axis is called"),  # the code reads none there
         ("llama", "weights.block.attn.q.order=[q]", "no axis is called"),
-        ("llama", "weights.block.attn.q.src=self_attn.k_proj", "no axis is called"),
+        ("llama", "weights.block.attn.qkv.src=self_attn.k_proj", "no axis is called"),  # it has no such rule
+        ("llama", "weights.block.attn.q.bias=self_attn.k_proj", "no axis is called"),
+        ("llama", "weights.block.attn.q.src=self_attn.q_proj", "changes nothing"),
     ],
 )
 def test_changes_of_fused_projections_that_are_refused(model: str, text: str, says: str) -> None:
     with pytest.raises(SpecError, match="--set weights") as caught:
         change(model, text)
     assert says in str(caught.value)
+
+
+def test_where_a_rule_finds_its_tensors_can_be_set() -> None:
+    changed = change("llama", "weights.block.attn.q.src=self_attn.query")
+    assert changed.blueprint.weights.block["attn.q"].src == ("self_attn.query",)
+    assert find_model("llama", "tiny")[0].tree["weights"]["block"]["attn.q"] == "self_attn.q_proj"
