@@ -149,7 +149,9 @@ def measure_train_case(
         except (ImportError, ProviderFailed) as error:
             rows[trainer.name] = _without_times(TrainRow(case.name, trainer.name), error)
         _clean(weights, clock)
-    _time(case, ready, rows, clock, effort)
+    times, failures = _take_turns(ready, clock, effort, mark)
+    rows |= {name: _without_times(rows[name], error) for name, error in failures.items()}
+    rows |= {name: _with_times(rows[name], case, found) for name, found in times.items() if found}
     reference = next((row for row in rows.values() if row.status == "ok"), None)  # HF's own comes first
     for row in rows.values():
         fault = judge_losses(row, reference) if reference is not None and row.status == "ok" else ""
@@ -195,28 +197,32 @@ def _clean(weights: Weights, clock: StepClock) -> None:
     clock.clear()
 
 
-def _time(
-    case: TrainCase, ready: dict[str, Stepper], rows: dict[str, TrainRow], clock: StepClock, effort: Effort
-) -> None:
-    """Each has its turns; every turn begins with another, and who fails is left out of what follows."""
+def _take_turns(
+    ready: dict[str, Stepper], clock: StepClock, effort: Effort, mark: Callable[[str], None]
+) -> tuple[dict[str, list[float]], dict[str, ProviderFailed]]:
+    """Milliseconds of everybody's steps; every turn begins with another, and who fails is left out of what follows."""
     times: dict[str, list[float]] = {name: [] for name in ready}
+    failures: dict[str, ProviderFailed] = {}
     with no_garbage():
         for turn in range(effort.turns):
-            names = [*ready]
-            for name in [*names[turn % max(len(names), 1) :], *names[: turn % max(len(names), 1)]]:
+            for name in _rotated([*ready], turn):
+                stepper = ready[name]
+                mark(name)
                 try:
                     with blamed(name):
-                        times[name] += clock.time_ms(several(ready[name].step, effort.steps + 1))[1:]
+                        times[name] += clock.time_ms(several(stepper.step, effort.steps + 1))[1:]
                 except ProviderFailed as error:
-                    rows[name] = _without_times(rows[name], error)
+                    failures[name] = error
                     del ready[name], times[name]
-                    ready_weights = next(iter(ready.values())).weights if ready else None
-                    if ready_weights is not None:
-                        _clean(ready_weights, clock)
-    for name, found in times.items():
-        if found:
-            tokens = 1e3 * case.batch * case.tokens
-            timing = summarize([tokens / each for each in found])
-            rows[name] = replace(
-                rows[name], tokens_per_s=timing.median, low=timing.low, high=timing.high, steps=timing.runs
-            )
+                    _clean(stepper.weights, clock)
+    return times, failures
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    first = turn % len(names) if names else 0
+    return [*names[first:], *names[:first]]
+
+
+def _with_times(row: TrainRow, case: TrainCase, times: list[float]) -> TrainRow:
+    timing = summarize([1e3 * case.batch * case.tokens / each for each in times])
+    return replace(row, tokens_per_s=timing.median, low=timing.low, high=timing.high, steps=timing.runs)

@@ -23,9 +23,9 @@ from porter.bench.training.results import (
 )  # fmt: skip
 from porter.bench.training.run import DIED, Effort, TrainBench, start_train_run
 from porter.bench.training.steps import Stepper, Weights
-from porter.bench.training.trainers import Trainer, choose_trainers, eager_head_loss
+from porter.bench.training.trainers import Patched, Trainer, choose_trainers, eager_head_loss
 from porter.errors import ArtifactError, UsageError
-from tests.bench.training.fakes import FAKES, TINY, row, synthetic_training
+from tests.bench.training.fakes import FAKES, TINY, Tires, row, synthetic_training
 
 CPU = torch.device("cpu")
 QUICK = Effort(turns=2, steps=1, dtype=torch.float32)
@@ -71,6 +71,15 @@ def test_times_are_of_every_turn(measured: TrainRun) -> None:
     assert mine.steps == QUICK.turns * QUICK.steps
     assert mine.low is not None and mine.high is not None and mine.tokens_per_s is not None
     assert 0 < mine.low <= mine.tokens_per_s <= mine.high
+
+
+def test_who_fails_in_its_turns_has_no_times_and_the_others_go_on() -> None:
+    tires = Trainer("tires", lambda model: Patched(Tires(model, 5)))
+    run, _ = measure(who=(FAKES[0], tires, FAKES[-1]))
+    rows = {each.trainer: each for each in run.rows}
+    assert (rows["tires"].status, rows["tires"].note) == ("failed", "RuntimeError: tired")
+    assert rows["tires"].tokens_per_s is None
+    assert rows["hf"].steps == rows["the same"].steps == 2
 
 
 def test_a_run_is_written_and_read(measured: TrainRun) -> None:
