@@ -49,7 +49,7 @@ class Layout:
 
     def split(self, fused: Tensor) -> dict[Part, Tensor]:
         """Each part's rows of a tensor whose first axis is rows, copied."""
-        parts = fused.reshape(self.groups, -1, *fused.shape[1:]).split(self.sizes, dim=1)
+        parts = fused.reshape(self.groups, -1, *fused.shape[1:]).split(self.sizes, dim=1)  # type: ignore[no-untyped-call]
         return {
             part: rows.flatten(0, 1).clone(memory_format=torch.contiguous_format)
             for part, rows in zip(self.order, parts, strict=True)
