@@ -46,12 +46,16 @@ def _naive(writer: Writer, blueprint: Blueprint, x: str) -> None:
 
 def loss_sizes(blueprint: Blueprint, plan: Plan) -> tuple[int, int, int]:
     """What porter's loss holds: most above its inputs, then the two gradients that it leaves: hidden's, weight's."""
-    from porter_kernels.linear_cross_entropy.chunks import choose_chunks  # it imports torch
+    from porter_kernels.linear_cross_entropy.chunks import choose_chunks  # they import torch
+    from porter_kernels.linear_cross_entropy.passes import WORTH_A_WAIT
 
     width, vocab = blueprint.embed_width, blueprint.dims.vocab
     accumulate = "weight" if plan.loss == "fused-lean" else "float32"
     chunks = choose_chunks(plan.rows, width, vocab, element_size=plan.element, accumulate=accumulate)  # type: ignore[arg-type]
-    return chunks.peak_bytes, plan.rows * width * plan.element, vocab * width * plan.element
+    # The last token of a sample predicts nothing. Where such rows are left out, a chunk's others are copied together,
+    # and so are their gradients before they are put apart.
+    copies = 2 * chunks.rows * width * plan.element if plan.rows * width * vocab >= WORTH_A_WAIT else 0
+    return chunks.peak_bytes + copies, plan.rows * width * plan.element, vocab * width * plan.element
 
 
 def _fused(writer: Writer, blueprint: Blueprint, x: str) -> None:
