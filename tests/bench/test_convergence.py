@@ -36,7 +36,7 @@ def test_a_training_that_does_not_end_is_told() -> None:
         compare_trainings("llama", ["no_such_dtype"], "cpu", _SHORT)
 
 
-def _trajectory(error: float = 0.0) -> Trajectory:
+def _trajectory(error: float = 0.0, experts: tuple[int, ...] = ()) -> Trajectory:
     generator = torch.Generator().manual_seed(0)
 
     def near(*shape: int) -> torch.Tensor:
@@ -47,6 +47,7 @@ def _trajectory(error: float = 0.0) -> Trajectory:
         near(4), near(1, 5, 30), {"layers.0": near(5, 8), "layers.1": near(5, 8)},
         {"model.layers.1.mlp.up_proj.weight": near(8, 8), "lm_head.weight": near(30, 8)},
         {"model.layers.1.mlp.up_proj.weight": near(8, 8), "lm_head.weight": near(30, 8)},
+        [torch.tensor(experts, dtype=torch.int16)],
     )  # fmt: skip
 
 
@@ -69,3 +70,12 @@ def test_the_worst_layer_is_named_and_a_missing_gradient_fails() -> None:
     assert (rows["updates"].where, rows["updates"].status) == ("lm_head.weight", "FAIL")
     assert (rows["gradients"].where, rows["gradients"].status) == ("layers.1", "FAIL")
     assert rows["losses"].status == "PASS"
+
+
+def test_a_model_whose_tokens_went_to_other_experts_does_not_fail_by_that() -> None:
+    sides = [_trajectory(error, (0, 3, 5)) for error in (0.0, 1e-6, 2e-5)]
+    assert {row.status for row in judge("f", "float32", *sides)} == {"FAIL"}
+    flipped = judge("f", "float32", *sides[:2], _trajectory(2e-5, (0, 3, 4)))
+    assert {(row.status, row.flips) for row in flipped} == {("INCONCLUSIVE", 1)}
+    near = judge("f", "float32", *sides[:2], _trajectory(1e-6, (0, 3, 4)))
+    assert {(row.status, row.flips) for row in near} == {("PASS", 1)}

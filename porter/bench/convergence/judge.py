@@ -1,8 +1,7 @@
 """Whether a patched training is as near to golden's as the plain one is: ratios of errors, as in a diff."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -23,6 +22,8 @@ class Row:
         where: which layer or parameter has the largest ratio; empty where there is one alone.
         e_plain, e_patched: relative errors there, from golden.
         rho: their ratio.
+        flips: tokens that the patched model sent to other experts than golden's, over all steps. Past the first, it is
+            another function that is trained, so that no ratio is a FAIL.
     """
 
     family: str
@@ -33,6 +34,7 @@ class Row:
     e_patched: float
     rho: float
     status: Verdict
+    flips: int = 0
 
 
 def judge(family: str, dtype: str, golden: Trajectory, plain: Trajectory, patched: Trajectory) -> list[Row]:
@@ -46,7 +48,12 @@ def judge(family: str, dtype: str, golden: Trajectory, plain: Trajectory, patche
         "gradients": [_by_layer(side.gradients) for side in sides],
         "updates": [_by_layer(side.updates) for side in sides],
     }
-    return [_worst(family, dtype, what, *values) for what, values in kinds.items()]
+    flips = sum(int((one != other).sum()) for one, other in zip(golden.choices, patched.choices, strict=True))
+    return [_unless_flipped(_worst(family, dtype, what, *values), flips) for what, values in kinds.items()]
+
+
+def _unless_flipped(row: Row, flips: int) -> Row:
+    return replace(row, flips=flips, status="INCONCLUSIVE" if flips and row.status == "FAIL" else row.status)
 
 
 def _worst(
@@ -88,7 +95,7 @@ def _by_layer(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {where: torch.cat(each) for where, each in joined.items()}
 
 
-def as_row(row: Row) -> dict[str, Any]:
+def as_row(row: Row, commit: str) -> dict[str, str]:
     """For a CSV."""
     numbers = {name: f"{getattr(row, name):.4g}" for name in ("e_plain", "e_patched", "rho")}
-    return {**vars(row), **numbers}
+    return {**{name: str(value) for name, value in vars(row).items()}, **numbers, "commit": commit}

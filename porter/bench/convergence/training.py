@@ -20,6 +20,7 @@ from porter.patching.patch import patch
 from porter.references.float64 import Float64
 from porter.references.pinned import find_layers
 from porter.references.quiet import quiet_transformers
+from porter.references.routing import Routing
 
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-3, (0.9, 0.95), 0.1
 TOP_K = 10
@@ -57,6 +58,7 @@ class Trajectory:
         layers: of that batch, the output of each layer.
         gradients: of the last step, by parameter.
         updates: what each parameter has moved.
+        choices: of each step the experts that tokens went to, in order; empty where there are none.
     """
 
     losses: Tensor
@@ -64,6 +66,7 @@ class Trajectory:
     layers: dict[str, Tensor]
     gradients: dict[str, Tensor]
     updates: dict[str, Tensor]
+    choices: list[Tensor]
 
 
 def train(
@@ -111,11 +114,14 @@ def _train(model: Any, batches: list[Tensor]) -> Trajectory:
     masters = {name: nn.Parameter(each.detach().to(wide, copy=True)) for name, each in parameters.items()}
     start = {name: each.detach().clone() for name, each in masters.items()}
     optimizer = torch.optim.AdamW(masters.values(), lr=LEARNING_RATE, betas=BETAS, weight_decay=WEIGHT_DECAY)
-    losses = []
+    losses, choices = [], []
     for ids_BT in batches[:-1]:
         model.zero_grad()
-        loss = model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
+        with Routing() as routing:
+            loss = model(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
         loss.backward()
+        chosen = [each.sort(-1).values.flatten().to(torch.int16) for each in routing.own]
+        choices.append(torch.cat(chosen).cpu() if chosen else torch.empty(0, dtype=torch.int16))
         losses.append(loss.detach().double())
         for name, parameter in parameters.items():
             masters[name].grad = None if parameter.grad is None else parameter.grad.to(wide)
@@ -126,7 +132,7 @@ def _train(model: Any, batches: list[Tensor]) -> Trajectory:
     gradients = {name: each.grad.double().cpu() for name, each in masters.items() if each.grad is not None}
     updates = {name: (each.detach().double() - start[name].double()).cpu() for name, each in masters.items()}
     layers, log_probs = _look(model, batches[-1])
-    return Trajectory(torch.stack(losses).cpu(), log_probs, layers, gradients, updates)
+    return Trajectory(torch.stack(losses).cpu(), log_probs, layers, gradients, updates, choices)
 
 
 @torch.no_grad()
