@@ -25,9 +25,10 @@ from porter.bench.training.peaks import Peak, Setting, measure_peak, predict_pea
 from porter_kernels import use_interpreter_on_cpu
 
 HF, PORTER, LOSS = {}, {"fused": True, "loss": "fused"}, {"loss": "fused"}
+LEAN = {**PORTER, "loss": "fused-lean"}
 PLAIN, OFFLOADED = {"checkpointing": "plain"}, {"checkpointing": "offloaded"}
 SHAPES = (  # model, layers, batch, tokens, and the ways to train it
-    ("llama-3-8b", 8, 2, 4096, (HF, LOSS, PORTER, PLAIN, {**PORTER, **PLAIN})),
+    ("llama-3-8b", 8, 2, 4096, (HF, LOSS, PORTER, LEAN, PLAIN, {**PORTER, **PLAIN})),
     ("llama-3-8b", 8, 16, 512, (HF, PORTER)),
     ("llama-3-8b", 8, 4, 4096, ({**PORTER, **PLAIN}, {**PORTER, **OFFLOADED})),
     ("llama-3-8b", 8, 8, 512, ({"attention": "eager"},)),

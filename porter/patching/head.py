@@ -79,9 +79,11 @@ class FusedLoss:
             num_items_in_batch: what the sum is divided by, over all accumulated batches.
             shift_labels: [B, T], of the next position already; in place of labels.
             options: label_smoothing, z_loss, token_weight and reduction ("none": the loss of each position, zero where
-                it does not count), as linear_cross_entropy takes them; any other, as HF's own, is not looked at.
+                it does not count), as linear_cross_entropy takes them; accumulate, which "weight" makes it hold less
+                memory, where no logits are asked for; any other, as HF's own, is not looked at.
         """
         options |= self._given
+        accumulate = options.pop("accumulate", None)
         known = {name: value for name, value in options.items() if name in _OPTIONS and value is not None}
         noted = logits.scale_and_cap() if isinstance(logits, DeferredLogits) else None
         target = labels if shift_labels is None else shift_labels
@@ -97,6 +99,7 @@ class FusedLoss:
             return _of_logits(redeemed(logits), target, shift=shift_labels is None, **common)
         scale, cap = noted
         given = {"target": target, "shift": shift_labels is None, "logit_scale": scale, "softcap": cap, **common}
+        given |= {} if accumulate is None else {"accumulate": accumulate}
         found = logits.head(logits.hidden, loss=MappingProxyType(given))  # FSDP casts what it finds in a dict
         return found
 

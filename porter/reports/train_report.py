@@ -16,6 +16,7 @@ COLOURS = {
     "hf+compile": "#56b4e9",
     "liger": "#009e73",
     "porter": "#e0561c",
+    "porter-lean": "#cc79a7",
     "porter+compile": "#e69f00",
 }
 HEIGHT = 380

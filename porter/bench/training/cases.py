@@ -8,7 +8,7 @@ from porter.errors import UsageError, closest
 from porter.specs.shapes import Shape, find_shape
 
 EAGER, PORTER = "hf", "porter"  # trainers: whom others are judged by, and whose this is
-OURS = (PORTER, "porter+compile")
+OURS = (PORTER, "porter-lean", "porter+compile")
 LAYERS = 8
 MODELS = ("llama-3-8b", "gemma-7b")
 GRID = ((16, 512), (2, 4096), (1, 8192))  # batch, tokens: as many tokens each

@@ -84,7 +84,7 @@ class Stepper:
         if self.weights.case.heads:
             found: Tensor = self.module(ids_BT)
         else:
-            found = self.module(input_ids=ids_BT, labels=ids_BT, use_cache=False).loss
+            found = self.module(input_ids=ids_BT, labels=ids_BT, use_cache=False, **self.patched.arguments).loss
         return found
 
     def backward(self) -> Tensor:

@@ -32,11 +32,13 @@ class Patched:
     Attributes:
         module: what is called.
         head_loss: of Medusa heads.
+        arguments: beside the batch.
         names: what a patch put into a module of transformers, by the module's name: there while this model runs.
     """
 
     module: Any
     head_loss: HeadLoss = eager_head_loss
+    arguments: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @contextmanager
@@ -96,20 +98,25 @@ def _liger(model: Any) -> Patched:
         loss: Tensor = found if isinstance(found, Tensor) else found[0]  # its z-loss may come along
         return loss
 
-    return Patched(model, head_loss, {place: names})
+    return Patched(model, head_loss, names={place: names})
 
 
-def _porter(model: Any) -> Patched:
+def _porter(model: Any, **arguments: Any) -> Patched:
     from porter.patching.patch import patch
     from porter_kernels.linear_cross_entropy import linear_cross_entropy
 
     def head_loss(hidden_NH: Tensor, weight_VH: Tensor, target_N: Tensor) -> Tensor:
-        loss = linear_cross_entropy(hidden_NH, weight_VH, target_N)
+        loss = linear_cross_entropy(hidden_NH, weight_VH, target_N, **arguments)
         assert isinstance(loss, Tensor)
         return loss
 
     patch(model)
-    return Patched(model, head_loss)
+    return Patched(model, head_loss, arguments)
+
+
+def _porter_lean(model: Any) -> Patched:
+    """The head's gradient summed in its own dtype: less memory, coarser."""
+    return _porter(model, accumulate="weight")
 
 
 def _porter_compiled(model: Any) -> Patched:
@@ -141,6 +148,7 @@ TRAINERS: dict[str, Trainer] = {
         Trainer("hf+compile", _compiled, compiles=True),
         Trainer("liger", _liger, "liger-kernel"),
         Trainer(PORTER, _porter),
+        Trainer("porter-lean", _porter_lean),
         Trainer("porter+compile", _porter_compiled, compiles=True),
     )
 }

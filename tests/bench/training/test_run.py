@@ -25,6 +25,7 @@ from porter.bench.training.run import DIED, Effort, TrainBench, start_train_run
 from porter.bench.training.steps import Stepper, Weights
 from porter.bench.training.trainers import Patched, Trainer, choose_trainers, eager_head_loss
 from porter.errors import ArtifactError, UsageError
+from porter.patching import head
 from tests.bench.training.fakes import FAKES, TINY, Tires, row, synthetic_training
 
 CPU = torch.device("cpu")
@@ -221,3 +222,20 @@ def test_cases() -> None:
     with pytest.raises(UsageError, match="no trainer is called 'porte'"):
         choose_trainers(["porte"])
     assert [each.name for each in choose_trainers(["liger"])] == ["hf", "liger"]
+
+
+def test_the_lean_loss_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    fused = head.linear_cross_entropy
+
+    def watched(*args: Any, **options: Any) -> Any:
+        asked.append(options.get("accumulate"))
+        return fused(*args, **options)
+
+    monkeypatch.setattr(head, "linear_cross_entropy", watched)
+    weights = Weights(TINY, CPU, torch.float32)
+    for name in ("porter", "porter-lean"):
+        model = weights.fresh_model()
+        weights.share_with(model)
+        Stepper(trainers.TRAINERS[name], model, weights).backward()
+    assert asked == [None, "weight"]
