@@ -244,7 +244,7 @@ def trace_layers(folder: Path, num_layers: int, which: Iterable[int], ids_BT: Te
 def _note(name: str, module: nn.Module, calls: list[Call]) -> Any:
     def note(_module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         given = args[0] if args else next(iter(kwargs.values()), None)
-        out = out[0] if isinstance(out, tuple) else out
+        out = out[0] if isinstance(out, tuple | list) else out
         if isinstance(given, Tensor) and isinstance(out, Tensor):
             weight = getattr(module, "weight", None)
             shape = tuple(weight.shape) if isinstance(weight, Tensor) else None
@@ -256,6 +256,6 @@ def _note(name: str, module: nn.Module, calls: list[Call]) -> Any:
 def _note_whole(whole: list[tuple[Tensor, Tensor]]) -> Any:
     def note(_module: nn.Module, args: Any, kwargs: Any, out: Any) -> None:
         given = args[0] if args else kwargs["hidden_states"]
-        whole.append((given, out[0] if isinstance(out, tuple) else out))
+        whole.append((given, out[0] if isinstance(out, tuple | list) else out))
 
     return note

@@ -114,7 +114,7 @@ def _in_force(resolved: Resolved, keys: list[str], layer: int | None) -> tuple[b
 
 def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
     name = keys[-1]
-    if name == "order":
+    if name == "order" and keys[0] == "weights":  # a router has an order, too
         yield from (value_text(each) for each in permutations(value))
         return
     if name == "scaling":

@@ -12,6 +12,7 @@ import torch
 
 from porter.comparison.exactness import check_exactness
 from porter.errors import PorterError
+from porter.explanation.draft.dims import heads_of
 from porter.explanation.draft.drive import Drive
 from porter.explanation.draft.finish import Ending, finish, prune
 from porter.explanation.draft.layout import Layout, find_blockers, take_apart
@@ -19,8 +20,10 @@ from porter.explanation.draft.nearest import nearest
 from porter.explanation.draft.pool import Pool, make_pool
 from porter.explanation.draft.probe import Place, Probe
 from porter.explanation.draft.roles import Roles, roles_by_flow, roles_by_name
+from porter.explanation.draft.vectors import add_vectors
 from porter.explanation.draft.write import yaml_of
 from porter.models.build import plan_build
+from porter.references.renamed import Renamed, read_renamed
 from porter.references.unknown import hydrate, is_known, shrink, trace_layers, write_stress
 from porter.weights.headers import read_shapes
 from porter.weights.sources import read_config
@@ -65,7 +68,7 @@ def draft(folder: Path, hidden: Collection[str] = ()) -> Draft:
     """
     config, tensors = read_config(folder), read_shapes(folder)
     pool = make_pool(hidden)
-    found = Draft(str(config.get("model_type") or folder.name), blockers=find_blockers(tensors))
+    found = Draft(str(config.get("model_type") or folder.name), blockers=find_blockers(tensors, pool.mixers))
     layout = take_apart(tensors)
     if layout is None:
         found.blockers = {**found.blockers, "no stack of numbered layers": next(iter(tensors))}
@@ -119,7 +122,7 @@ def _with_hf(found: Draft, pool: Pool, config: Mapping[str, Any], small: Mapping
     assert layout is not None
     full = {**small, **hydrate(small), "model_type": small["model_type"]}
     ids_BT = _prompt(full)
-    roles = _roles(layout, pool, scratch, ids_BT)
+    roles = _roles(layout, pool, scratch, full, ids_BT)
     best: Drive | None = None
     for start in nearest(pool, layout, roles, full, found.model_type)[:_PARENTS]:
         try:
@@ -127,7 +130,7 @@ def _with_hf(found: Draft, pool: Pool, config: Mapping[str, Any], small: Mapping
         except PorterError as error:
             found.undecided.append(f"from {start.sketch.parent.name}: {error.wrong}")
             continue
-        drive = Drive(start.sketch, pool, probe, frozenset(start.fixed))
+        drive = Drive(start.sketch, pool, probe, start.fixed)
         drive.run()
         found.tried += drive.tried
         if best is None or drive.further_than(best):
@@ -142,18 +145,38 @@ def _with_hf(found: Draft, pool: Pool, config: Mapping[str, Any], small: Mapping
     _conclude(found, best, pool, config, small, scratch)
 
 
-def _roles(layout: Layout, pool: Pool, folder: Path, ids_BT: torch.Tensor) -> Roles:
-    """By the flow of data in HF's last layer; by name what it does not tell, experts above all."""
-    experts = any("expert" in name for name in layout.inner)
-    last = layout.num_layers - 1
-    roles = roles_by_flow(trace_layers(folder, layout.num_layers, [last], ids_BT)[last], experts=experts)
+def _roles(layout: Layout, pool: Pool, folder: Path, config: Mapping[str, Any], ids_BT: torch.Tensor) -> Roles:
+    """By the flow of data in HF's layers, with experts and without; by name what it does not tell."""
+    sparse, renamed = layout.sparse(), read_renamed(folder, layout.num_layers)
+    kinds = {has: max(i for i, each in enumerate(sparse) if each == has) for has in set(sparse)}
+    traces = trace_layers(folder, layout.num_layers, kinds.values(), ids_BT)
+    flow = Roles()
+    for has, index in sorted(kinds.items(), reverse=True):
+        found = roles_by_flow(traces[index], experts=has)
+        slots = {slot: renamed.of_layer(index, path, layout.layer) for slot, path in found.slots.items()}
+        flow.slots = {**slots, **flow.slots}
+        flow.facts = {**found.facts, **flow.facts}
     named, modules = roles_by_name(layout, pool), layout.modules()
-    slots = {slot: path for slot, path in roles.slots.items() if path in modules or slot.endswith("norm")}
+    slots = {slot: path for slot, path in flow.slots.items() if path in modules or slot.endswith("norm")}
+    experts = any(sparse)
     for slot, path in named.slots.items():
-        if slot not in slots and path not in slots.values() and (experts or not roles.slots or "norm" not in slot):
+        if slot not in slots and path not in slots.values() and (experts or not flow.slots or "norm" not in slot):
             slots[slot] = path
     taken = set(slots.values())
-    return Roles(slots, roles.facts, [module for module in modules if module not in taken])
+    roles = Roles(slots, flow.facts, [module for module in modules if module not in taken])
+    add_vectors(roles, layout, heads_of(config))
+    roles.aliases, roles.stacked = _aliases(layout, renamed, max(kinds.values())), renamed.stacked
+    roles.wide = frozenset(
+        name.removeprefix(layout.layer.replace("{i}", str(i)) + ".") for name in renamed.wide for i in kinds.values()
+    )
+    return roles
+
+
+def _aliases(layout: Layout, renamed: Renamed, index: int) -> dict[str, str]:
+    """Modules that HF calls otherwise than the checkpoint does -> how a rule names them."""
+    inside = {name: renamed.alias(index, name, layout.layer) for name in layout.modules()}
+    outside = {name: renamed.outside(name) for name in layout.outer_modules()}
+    return {name: other for name, other in {**outside, **inside}.items() if other is not None}
 
 
 def _without_role(roles: Roles) -> list[str]:

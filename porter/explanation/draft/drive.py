@@ -1,33 +1,34 @@
 """Drives a spec's difference from HF to zero: at the first node that differs, one change of an axis, then two at once.
 
 Changes are other values of the axes that act there, what known families have in their place (a value, a whole part such
-as norm or rope, a pattern over layers), and numbers of the config whose key sounds like the axis.
+as norm or rope, a pattern over layers), and numbers of the config whose key sounds like the axis. Where none brings the
+node to HF's bits, one that comes much closer is taken for now: a rotation first, then what it is rounded to.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import permutations, product
-from typing import Any, get_args
+from typing import Any
 
 from porter.errors import PorterError
-from porter.explanation.draft.lists import tell_apart
+from porter.explanation.draft.combos import Move, embeds, gates, norms, rotations, routers, splits
+from porter.explanation.draft.kinds import of_some_layers, patterns
 from porter.explanation.draft.pool import Keys, Pool
 from porter.explanation.draft.probe import Place, Probe
-from porter.explanation.draft.sketch import Change, Sketch, as_map, evaluated, keys_read
+from porter.explanation.draft.sketch import Change, Sketch, as_map, evaluated, keys_read, numbers_of, put
 from porter.specs.alternatives import alternatives
 from porter.specs.blueprint import Blueprint
 from porter.specs.expressions import is_expression
 from porter.specs.located import read_value
 from porter.specs.overrides import keys_of
 from porter.specs.resolve import Resolved
-from porter.specs.rules import WeightRule
 from porter.specs.tree import Map
 
 _CLOSEST = 5  # single changes that are tried with each other one
 _MOST = 24  # changes in a row
 _ENOUGH = 600  # specs that are run from one parent
 _READ = 4000  # and that are read: most pairs are no spec, or one that was run
-Move = tuple[Change, ...]
+_CLOSER = 30  # times nearer: worth a step, though the bits are not HF's yet
+_OF_EXPERTS = ("moe.", "mlp.", "resid_post")
 
 
 @dataclass
@@ -35,14 +36,14 @@ class Drive:
     """The search.
 
     Attributes:
-        fixed: axes that tensors decide; they stay.
+        fixed: axes that tensors decide, with their values; they stay.
         stuck: where it could not go on; None: every unit is bit-equal.
     """
 
     sketch: Sketch
     pool: Pool
     probe: Probe
-    fixed: frozenset[Keys]
+    fixed: Mapping[Keys, Any]
     stuck: Place | None = None
     tried: int = 0
     read: int = 0
@@ -61,25 +62,35 @@ class Drive:
 
     def further_than(self, other: "Drive") -> bool:
         """Whether more of HF's nodes agree."""
-        mine, theirs = (each.stuck.position if each.stuck else 10**9 for each in (self, other))
+        mine, theirs = (
+            (each.stuck.position, -each.stuck.residual) if each.stuck else (10**9, 0.0) for each in (self, other)
+        )
         return mine > theirs
 
     def _best(self, resolved: Resolved, place: Place) -> Move | None:
         index = place.position // 100
         singles = [(change,) for change in self._singles(resolved, place)]
-        together = [*self._splits(resolved), *self._attentions()] if place.node.startswith("attn.") else []
+        together = [*self._together(resolved, place)]
         scored = self._score([*singles, *together], index, resolved.blueprint)
         found = self._choose(scored, place)
         if found is None and place.unit.startswith("layers."):
-            cases = self._of_some_layers([move[0] for move in singles], resolved, int(place.unit[7:]))
+            cases = of_some_layers(self.sketch, [move[0] for move in singles], resolved, int(place.unit[7:]))
             found = self._choose(self._score(cases, index, resolved.blueprint), place)
+        if found is None:
+            found = self._closer(scored, place)
         if found is None:
             near = [each for each in scored if each[1] is not None and each[1].position >= place.position]
             closest = sorted(near, key=lambda each: each[1].residual if each[1] else 0.0)
             few = [move for move, _ in closest[:_CLOSEST]]
-            pairs = self._pairs(few, [*singles, *together])
-            found = self._choose(self._score(pairs, index, resolved.blueprint), place)
+            scored = self._score(self._pairs(few, [*singles, *together]), index, resolved.blueprint)
+            found = self._choose(scored, place) or self._closer(scored, place)
         return found
+
+    def _closer(self, scored: list[tuple[Move, Place | None]], place: Place) -> Move | None:
+        """The move that leaves the least of the difference where it stands, if that is much less than now."""
+        there = [(at.residual, count) for count, (_, at) in enumerate(scored) if at and at.position == place.position]
+        best = min(there, default=None)
+        return scored[best[1]][0] if best is not None and best[0] * _CLOSER < place.residual else None
 
     def _pairs(self, few: list[Move], all_: list[Move]) -> Iterator[Move]:
         for count, one in enumerate(few):
@@ -87,16 +98,23 @@ class Drive:
                 if other not in few[: count + 1] and not any(_overlap(a.keys, b.keys) for a in one for b in other):
                     yield (*one, *other)
 
-    def _splits(self, resolved: Resolved) -> Iterator[Move]:
-        """Every order of a fused q, k and v, repeated as often as any rule may."""
-        table = self.sketch.family().tree["weights"]["block"]
-        rule = table.get("attn.qkv")
-        if "attn.qkv" not in resolved.blueprint.weights.block or not isinstance(rule, Map):
-            return
-        groups = get_args(WeightRule.model_fields["groups"].annotation)
-        for order, group in product(permutations("qkv"), groups):
-            value = as_map({**rule, "order": list(order), "groups": group})
-            yield (Change(("weights", "block", "attn.qkv"), value, "by the tensors; order and groups by HF's bits"),)
+    def _together(self, resolved: Resolved, place: Place) -> Iterator[Move]:
+        """Changes of several axes that one part of a model is made of, at the node where it shows."""
+        if place.node.startswith("attn."):
+            rule = self.sketch.family().tree["weights"]["block"].get("attn.qkv")
+            if isinstance(rule, Map) and "attn.qkv" in resolved.blueprint.weights.block:
+                yield from splits(rule)
+            if place.node not in ("attn.norm", "attn.q", "attn.k", "attn.v"):
+                yield from rotations(self.sketch, self.pool)
+                yield from self._attentions()
+        if "norm" in place.node or place.unit in ("embed", "head"):
+            yield from norms(self.sketch, self.fixed)
+        if place.unit == "embed":
+            yield from embeds(self.sketch, self.fixed)
+        layer = int(place.unit[7:]) if place.unit.startswith("layers.") else None
+        if layer is not None and resolved.blueprint.blocks[layer].moe and place.node.startswith(_OF_EXPERTS):
+            yield from routers(self.sketch)
+            yield from gates(self.sketch)
 
     def _attentions(self) -> Iterator[Move]:
         """What a family does about positions and scores, all of it together."""
@@ -105,7 +123,7 @@ class Drive:
             why = f"as in {family.name}; HF's bits agree with it"
             moves = [Change(("block", key), block.get(key), why) for key in ("rope", "alibi")]
             for key, value in block["attn"].items():
-                if not self._is_fixed(("block", "attn", key)) and key != "qk_norm":
+                if not self._is_fixed(("block", "attn", key)) and key not in ("qk_norm", "sinks"):
                     moves.append(Change(("block", "attn", key), value, why))
             yield tuple(moves)
 
@@ -162,10 +180,10 @@ class Drive:
         sections = {"layer": ("norm", "block"), "embed": ("embed", "norm"), "head": ("head", "norm", "final_norm")}[
             section
         ]
-        names = self.sketch.names()
+        names = {**self.sketch.names(), "i": layer or 0}
         known: set[tuple[Keys, str]] = set()
         for change in (
-            *self._patterns(section),
+            *(patterns(self.sketch, self.pool) if section == "layer" else ()),
             *self._of_families(sections, names),
             *(self._widths() if section == "layer" else ()),
             *self._others(resolved, layer, section),
@@ -187,52 +205,22 @@ class Drive:
                         yield Change(keys, value, "as in a known family; HF's bits agree with it")
         for keys, maps in self.pool.maps.items():
             if keys[0] in sections:
-                yield from (Change(keys, value, "as in a known family; HF's bits agree with it") for value in maps)
+                for value in maps:
+                    yield Change(keys, self._held(keys, value), "as in a known family; HF's bits agree with it")
 
-    def _patterns(self, section: str) -> Iterator[Change]:
-        if section != "layer":
-            return
-        for name, pattern in self.pool.patterns:
-            for key, items in self.sketch.config.items():
-                if isinstance(items, list) and f"cfg.{key}" in str(pattern.get("by")) and items:
-                    by, cases = tell_apart(key, items, self.sketch.config)
-                    if set(cases) <= set(pattern["cases"]):
-                        own = {**pattern, "by": by}
-                        yield Change(("patterns", name), own, f"cfg.{key} tells layers apart as in a known family")
-            yield Change(("patterns", name), pattern, "the layers differ as in a known family; HF's bits agree")
-        for name in self.sketch.family().tree.get("patterns") or {}:
-            yield Change(("patterns", name), None, "HF's layers are alike")
-
-    def _of_some_layers(self, singles: list[Change], resolved: Resolved, layer: int) -> Iterator[Move]:
-        """The changes of `block`, for the layers alone that a list of the config takes to be of this layer's kind."""
-        for name, lists in self._kinds(resolved).items():
-            by, cases, start = lists
-            case = cases[layer]
-            for change in singles:
-                if change.keys[0] == "block":
-                    inner = Change(
-                        ("patterns", name, "cases", case, *change.keys[1:]),
-                        change.value,
-                        f"of the layers that {by} calls {case}; HF's bits agree",
-                    )
-                    yield (*start, inner)
-
-    def _kinds(self, resolved: Resolved) -> dict[str, tuple[str, list[str], Move]]:
-        """Ways to tell layers apart: pattern -> (what says it, the case of each layer, the change that adds it)."""
-        count = resolved.blueprint.dims.layers
-        found: dict[str, tuple[str, list[str], Move]] = {}
-        for name, cases in resolved.cases.items():
-            found[name] = (f"patterns.{name}", list(cases), ())
-        for key, value in self.sketch.config.items():
-            if not isinstance(value, list) or len(value) != count or len(set(map(str, value))) < 2:
-                continue
-            by, taken = tell_apart(key, value, self.sketch.config)
-            name = key if key != "layer_types" else "kind"
-            if name in found or any(list(cases) == taken for _, cases, _ in found.values()):
-                continue
-            pattern = {"by": by, "cases": {each: {} for each in dict.fromkeys(taken)}}
-            found[name] = (f"cfg.{key}", taken, (Change(("patterns", name), pattern, f"cfg.{key} tells layers apart"),))
-        return found
+    def _held(self, keys: Keys, value: Map | None) -> Map | None:
+        """A whole part as a family has it, with what the tensors decide in it as it is."""
+        if not isinstance(value, Map):
+            return value
+        held: Map = as_map(value)
+        for fixed in self.fixed:
+            if fixed[: len(keys)] == keys and len(fixed) > len(keys):
+                now: Any = self.sketch.family().tree
+                for key in fixed:
+                    now = now.get(key) if isinstance(now, Map) else None
+                if now is not None:
+                    put(held, fixed[len(keys) :], now)
+        return held
 
     def _others(self, resolved: Resolved, layer: int | None, section: Any) -> Iterator[Change]:
         for each in alternatives(resolved, layer, section):
@@ -243,9 +231,12 @@ class Drive:
 
     def _widths(self) -> Iterator[Change]:
         """Widths and factors that configs have under keys of their own."""
-        for key, held in self.sketch.config.items():
+        for key, held in numbers_of(self.sketch.config):
             if type(held) is int and "rot" in key:
                 yield Change(("block", "rope", "dim"), f"=cfg.{key}", "HF's bits agree with it")
+            if any(word in key for word in ("top_k", "topk", "per_tok", "moe_k")) and type(held) in (int, list):
+                each = f"=each(cfg.{key}, layers)[i]" if isinstance(held, list) else f"=cfg.{key}"
+                yield Change(("block", "moe", "top_k"), each, "HF's bits agree with it")
             if type(held) in (int, float) and held and "scal" in key:
                 for text in (f"=cfg.{key} ** -0.5", f"=cfg.{key}", f"=1 / cfg.{key}"):
                     yield Change(("block", "attn", "scale"), text, "HF's bits agree with it")
@@ -257,11 +248,11 @@ class Drive:
         words = [word[:4] for word in path.rpartition(".")[2].split("_") if len(word) > 2]
         keys = [
             key
-            for key, held in self.sketch.config.items()
+            for key, held in numbers_of(self.sketch.config)
             if type(held) is type(value) and held == value and any(word in key for word in words)
         ]
         if not keys and isinstance(value, float) and value not in (0.0, 1.0):
-            keys = [key for key, held in self.sketch.config.items() if held == value and isinstance(held, float)]
+            keys = [key for key, held in numbers_of(self.sketch.config) if held == value and isinstance(held, float)]
         return f"=cfg.{keys[0]}" if len(keys) == 1 else value
 
 

@@ -1,5 +1,6 @@
 """What remains once bits agree: lines that say nothing go, defaults and unread keys are told, blind axes named."""
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from porter.comparison.observability import observe_axes
 from porter.comparison.one_unit import Captured
 from porter.errors import PorterError
-from porter.explanation.draft.keys import Unread, explain_unread
+from porter.explanation.draft.keys import Unread, at, explain_unread
 from porter.explanation.draft.old_keys import read_old_keys
 from porter.explanation.draft.pool import Pool
 from porter.explanation.draft.probe import Probe
@@ -69,10 +70,16 @@ def finish(sketch: Sketch, raw: Mapping[str, Any], pool: Pool, probe: Probe, fol
         if unread.harmless:
             ignored[unread.key.split(".")[0]] = unread.reason
         else:
-            value = sketch.config.get(unread.key)
+            value = at(given, unread.key)
+            value = at(sketch.config, unread.key) if value is None else value
             undecided.append(f"config key {unread.key}: {unread.reason}; the file describes {value!r} alone")
             if isinstance(value, bool | int | float | str):
-                asked.append(f"first(cfg.{unread.key}, {value!r}) == {value!r}")
+                filled = at(sketch.config, unread.key)  # HF's class may put another in its place
+                asked.append(
+                    f"first(cfg.{unread.key}, {value!r}) == {value!r}"
+                    if filled in (value, None)
+                    else f"first(cfg.{unread.key}, {value!r}) in [{value!r}, {filled!r}]"
+                )
     left_out = {*_reasons(sketch), *ignored, "architectures"}
     if asked:
         kept = list(sketch.family().tree.get("requires") or [])
@@ -82,7 +89,8 @@ def finish(sketch: Sketch, raw: Mapping[str, Any], pool: Pool, probe: Probe, fol
         if _resolves_to(_with_defaults(sketch, defaults, ignored), config, sketch.resolve().blueprint):
             return Ending(sketch, defaults, ignored, (*undecided, *_blind(sketch, probe)), config)
     full = hydrate({**given, "model_type": sketch.model_type})
-    config = {key: value for key, value in full.items() if key not in left_out and value is not None}
+    told = {key for key in full if key in given or key not in left_out}  # of others HF takes its default, too
+    config = json.loads(json.dumps({key: full[key] for key in full if key in told and full[key] is not None}))
     undecided.append("the config's old layout: the file reads what HF saves, as the size tiny has it, and not this one")
     return Ending(sketch, _defaults(sketch, ignored, config), ignored, (*undecided, *_blind(sketch, probe)), config)
 

@@ -36,7 +36,7 @@ def explain_unread(
         if top in pool.reasons:
             yield Unread(key, True, pool.reasons[top])
             continue
-        value = _at(config, key)
+        value = at(config, key)
         if value is None or value == [] or value == {}:
             yield Unread(key, True, "null")
             continue
@@ -64,7 +64,8 @@ def _other(value: Any) -> Any:
     return None
 
 
-def _at(config: Mapping[str, Any], key: str) -> Any:
+def at(config: Mapping[str, Any], key: str) -> Any:
+    """The value of a.b in a config; None where it has none."""
     node: Any = config
     for part in key.split("."):
         node = node.get(part) if isinstance(node, Mapping) else None

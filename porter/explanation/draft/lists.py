@@ -1,6 +1,6 @@
 """A list of the config with an entry a layer, as an expression that also gives it where the config leaves it out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _WORDS = ("interval", "pattern", "every", "period", "freq", "step", "first", "dense", "num_")
@@ -20,6 +20,9 @@ def tell_apart(key: str, items: Sequence[Any], config: Mapping[str, Any]) -> tup
 def induce(cases: Sequence[str], config: Mapping[str, Any]) -> str | None:
     """A list as every(n, layers, a, b) or head(n, layers, a, b), n being a key of the config where one says it."""
     count = len(cases)
+    for path, items in _listed(config):
+        if len(items) < count and all(each == items[i % len(items)] for i, each in enumerate(cases)):
+            return f"cycle(cfg.{path}, layers)"
     for n in range(2, count + 1):
         last, other = cases[n - 1], cases[0]
         if last != other and all(each == (last if (i + 1) % n == 0 else other) for i, each in enumerate(cases)):
@@ -35,6 +38,16 @@ def induce(cases: Sequence[str], config: Mapping[str, Any]) -> str | None:
         if all(each == cases[i % n] for i, each in enumerate(cases)):
             return f"cycle([{', '.join(map(repr, cases[:n]))}], layers)"
     return None
+
+
+def _listed(config: Mapping[str, Any]) -> Iterator[tuple[str, Sequence[str]]]:
+    """Lists of texts that stand in lists of the config, [[["global", "local"], 6]] say, under their paths."""
+    for key, value in config.items():
+        waiting = [(key, value)] if isinstance(value, list) else []
+        for path, items in waiting:
+            if items and all(isinstance(each, str) for each in items):
+                yield path, items
+            waiting += [(f"{path}[{i}]", each) for i, each in enumerate(items) if isinstance(each, list)]
 
 
 def _number(n: int, config: Mapping[str, Any]) -> str:

@@ -27,14 +27,22 @@ def read_old_keys(sketch: Sketch, family: Family, given: Mapping[str, Any]) -> S
             changes = _changes(resolve(family, given), want, given)
         except PorterError:
             changes = _repairs(sketch, family, given)
-        change = next(changes, None)
-        if change is None:
+        better = next((each for each in changes if _stays(sketch.with_change(each), want)), None)
+        if better is None:
             return sketch
-        sketch = sketch.with_change(change)
+        sketch = sketch.with_change(better)
         defaults = family.tree["config_defaults"]
         family = sketch.family()
         family.tree["config_defaults"] = defaults
     return sketch
+
+
+def _stays(sketch: Sketch, want: Blueprint) -> bool:
+    """Whether the file still says the same of the config as HF fills it in."""
+    try:
+        return sketch.resolve().blueprint == want
+    except PorterError:
+        return False
 
 
 def _changes(resolved: Resolved, want: Blueprint, given: Mapping[str, Any]) -> Iterator[Change]:

@@ -43,7 +43,7 @@ class Pool:
             ("head",),
             ("block", "rope"),
             ("block", "attn", "qk_norm"),
-            ("block", "moe"),
+            ("block", "moe", "router"),
         ):
             counts: Counter[str] = Counter()
             kept: dict[str, Map | None] = {}
@@ -75,6 +75,12 @@ class Pool:
                 if reason is not None:
                     found.setdefault(key, reason)
         return found
+
+    @cached_property
+    def mixers(self) -> frozenset[str]:
+        """The kinds of mixers that families have."""
+        found = (family.tree["block"].get("mixer") for family in self.families)
+        return frozenset(str(mixer["kind"]) for mixer in found if isinstance(mixer, Map) and "kind" in mixer)
 
     def places(self, section: str, slot: str) -> list[str]:
         """The paths at which families have a parameter, the most common first."""

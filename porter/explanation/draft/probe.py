@@ -78,6 +78,7 @@ class Probe:
             IndexError,
             KeyError,
             AttributeError,
+            AssertionError,
         ):  # a wrong spec may not even run
             return None
 

@@ -20,11 +20,17 @@ class Roles:
     Attributes:
         facts: axis -> its value: topology, pre_norm, …
         left: modules without a role.
+        aliases: module path in a layer, or outside -> what HF calls it, where that is otherwise; as a rule has it.
+        stacked: names in HF's layers of parameters that hold all experts.
+        wide: modules in a layer that HF keeps in float32; None: HF was not run.
     """
 
     slots: dict[str, str] = field(default_factory=dict)
     facts: dict[str, object] = field(default_factory=dict)
     left: list[str] = field(default_factory=list)
+    aliases: dict[str, str] = field(default_factory=dict)
+    stacked: tuple[str, ...] = ()
+    wide: frozenset[str] | None = None
 
 
 def roles_by_flow(trace: LayerTrace, *, experts: bool) -> Roles:
@@ -44,7 +50,8 @@ def roles_by_flow(trace: LayerTrace, *, experts: bool) -> Roles:
     between = linears[linears.index(o) + 1 : linears.index(down) if down else None]
     if not before or not between:
         return found
-    _name(found.slots, before, ("attn.qkv",), ("attn.q", "attn.k", "attn.v"))
+    if not any("kv_a_proj" in call.path for call in before):  # a latent's projections have names of their own
+        _name(found.slots, before, ("attn.qkv",), ("attn.q", "attn.k", "attn.v"))
     found.slots["attn.o"] = o.path
     if down is not None:
         gated = ("mlp.gate_up",) if between[0].out.shape[-1] == 2 * down.given.shape[-1] else ("mlp.up",)
@@ -77,11 +84,15 @@ def _name(slots: dict[str, str], calls: list[Call], alone: tuple[str, ...], seve
 def _place_norms(found: Roles, trace: LayerTrace, attn_in: Tensor, o: Call, mlp_in: Tensor, down: Call | None) -> None:
     norms = [call for call in trace.calls if call.is_norm]
     facts = found.facts
-    ends = ("pre_norm", "post_norm", "after_norm")
+    ends = ("pre_norm", "inner_norm", "post_norm", "after_norm")
     facts |= {f"{branch}.{end}": False for branch in ("attn", "mlp") for end in ends}
     facts["topology"] = "parallel" if _equal(mlp_in, trace.given) or _equal(mlp_in, attn_in) else "sequential"
     for call in norms:
-        if _equal(call.out, attn_in):
+        if _equal(call.out, o.given):
+            found.slots["attn.inner_norm"], facts["attn.inner_norm"] = call.path, True
+        elif down is not None and _equal(call.out, down.given):
+            found.slots["mlp.inner_norm"], facts["mlp.inner_norm"] = call.path, True
+        elif _equal(call.out, attn_in):
             found.slots["attn.norm"], facts["attn.pre_norm"] = call.path, True
             if _equal(mlp_in, attn_in):
                 facts["mlp.pre_norm"] = "shared"
@@ -93,7 +104,7 @@ def _place_norms(found: Roles, trace: LayerTrace, attn_in: Tensor, o: Call, mlp_
                 facts["topology"] = "parallel"
         elif _equal(call.given, o.out):
             found.slots["attn.post_norm"], facts["attn.post_norm"] = call.path, True
-        elif down is not None and _equal(call.given, down.out):
+        elif _equal(call.given, down.out) if down is not None else _ends_branch(call, mlp_in, trace):
             found.slots["mlp.post_norm"], facts["mlp.post_norm"] = call.path, True
         elif _equal(call.out, trace.out):
             found.slots["mlp.after_norm"], facts["mlp.after_norm"] = call.path, True
@@ -101,6 +112,14 @@ def _place_norms(found: Roles, trace: LayerTrace, attn_in: Tensor, o: Call, mlp_
             _place_head_norm(found, call)
     if _equal(mlp_in, attn_in) and not facts["attn.pre_norm"]:
         facts["topology"] = "parallel"
+
+
+def _ends_branch(call: Call, mlp_in: Tensor, trace: LayerTrace) -> bool:
+    """Whether a norm that runs after the experts had their input is added to the stream, not put in its place."""
+    order = [each.path for each in trace.calls]
+    readers = [each.path for each in trace.calls if each.is_linear and _equal(each.given, mlp_in)]
+    late = bool(readers) and order.index(call.path) > order.index(readers[0])
+    return late and call.out.numel() == trace.out.numel() and not _equal(call.out, trace.out)
 
 
 def _goes_on(call: Call, norms: list[Call], down: Call, trace: LayerTrace) -> bool:
@@ -119,7 +138,8 @@ def _place_head_norm(found: Roles, call: Call) -> None:
     last = call.path.rpartition(".")[2]
     for slot, letter in (("attn.q_norm", "q"), ("attn.k_norm", "k")):
         if (
-            re.match(rf"({letter}|{letter}_|.*_{letter}_|.*{letter}_(norm|layernorm|ln))", last)
+            "_a_" not in last  # a norm of a latent
+            and re.match(rf"({letter}|{letter}_|.*_{letter}_|.*{letter}_(norm|layernorm|ln))", last)
             and slot not in found.slots
         ):
             found.slots[slot] = call.path
@@ -165,6 +185,9 @@ def outer_roles(layout: Layout, pool: Pool, vocab: int | None) -> Mapping[str, s
     }  # fmt: skip
     modules = layout.outer_modules()
     found: dict[str, str] = {}
+    tables = [name for name, each in modules.items() if len(each.get("weight") or ()) == 2]
+    if len(tables) == 1:
+        found["embed"] = tables[0]
     for slot in ("embed", "pos", "embed_norm", "head", "final_norm"):
         places = [place for place in pool.places("globals", slot) if place in modules and place not in found.values()]
         fitting = [each for each in modules if re.search(words[slot], each) and each not in found.values()]
@@ -172,6 +195,6 @@ def outer_roles(layout: Layout, pool: Pool, vocab: int | None) -> Mapping[str, s
             fitting = [each for each in fitting if (modules[each].get("weight") or (vocab,))[0] == vocab]
         if slot == "embed":
             fitting = [each for each in fitting if "norm" not in each and "pos" not in each]
-        if places or fitting:
+        if slot not in found and (places or fitting):
             found[slot] = (places or fitting)[0]
     return found

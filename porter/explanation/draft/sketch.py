@@ -1,6 +1,6 @@
 """A spec in the making: a parent, the changes made to it so far, and why each was made."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ class Sketch:
         return resolve(self.family(), self.config)
 
     def names(self) -> dict[str, Any]:
-        """What expressions see: the config, and the dims that can be had."""
-        found: dict[str, Any] = {"cfg": Config(self.config)}
+        """What expressions see: the config, the dims that can be had, and a layer's number, the first's."""
+        found: dict[str, Any] = {"cfg": Config(self.config), "i": 0}
         tree = self.parent.tree.copy()
         for change in self.changes:
             put(tree, change.keys, change.value)
@@ -82,6 +82,15 @@ def put(tree: Map, keys: Keys, value: Any) -> None:
             node.put(key, below, None)
         node = below
     node.put(keys[-1], as_map(value), None)
+
+
+def numbers_of(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every number, text and list of a config under its path: cfg.a.b is a.b."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from numbers_of(value, f"{prefix}{key}.")
+        elif not isinstance(value, bool) and value is not None:
+            yield f"{prefix}{key}", value
 
 
 def as_map(value: Any) -> Any:
