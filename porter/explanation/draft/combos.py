@@ -7,6 +7,7 @@ from typing import Any, get_args
 from porter.explanation.draft.pool import Keys, Pool
 from porter.explanation.draft.sketch import Change, Sketch, as_map, evaluated, numbers_of
 from porter.specs.rules import WeightRule
+from porter.specs.schema import Block
 from porter.specs.tree import Map
 
 Move = tuple[Change, ...]
@@ -128,6 +129,16 @@ def _ways(rule: Any) -> Iterator[Map | None]:
         return
     for order, groups in product((["gate", "up"], ["up", "gate"]), ("1", "rows")):
         yield as_map({**rule, "order": order, "groups": groups})
+
+
+def mixers(block: Block) -> Iterator[Change]:
+    """Every other value of a mixer's closed parameters, one at a time."""
+    for name, field in type(block.mixer).model_fields.items() if block.mixer is not None else ():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        closed = (True, False) if bool in kinds else get_args(field.annotation)
+        for value in closed:
+            if isinstance(value, bool | str) and value != getattr(block.mixer, name):
+                yield Change(("block", "mixer", name), value, _WHY)
 
 
 def splits(rule: Map) -> Iterator[Move]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from porter.errors import PorterError
-from porter.explanation.draft.combos import Move, embeds, gates, norms, rotations, routers, splits
+from porter.explanation.draft.combos import Move, embeds, gates, mixers, norms, rotations, routers, splits
 from porter.explanation.draft.kinds import of_some_layers, patterns
 from porter.explanation.draft.pool import Keys, Pool
 from porter.explanation.draft.probe import Place, Probe
@@ -186,6 +186,7 @@ class Drive:
             *(patterns(self.sketch, self.pool) if section == "layer" else ()),
             *self._of_families(sections, names),
             *(self._widths() if section == "layer" else ()),
+            *(mixers(resolved.blueprint.blocks[layer]) if layer is not None else ()),
             *self._others(resolved, layer, section),
         ):
             mark = (change.keys, repr(change.value))

@@ -178,7 +178,7 @@ def _fits(place: str, module: str, whole: bool) -> bool:
 def outer_roles(layout: Layout, pool: Pool, vocab: int | None) -> Mapping[str, str]:
     """Slots outside the layers -> module paths, by the names families use and words that such tensors have."""
     words = {
-        "embed": r"embed_tokens|wte|word_embeddings$|embed_in|tok_embeddings|embedding",
+        "embed": r"embed_tokens|wte|word_embeddings$|embed_in|tok_embeddings|embedding|tokens?_embed",
         "pos": r"wpe|position|embed_pos",
         "embed_norm": r"embed.*norm|embedding.*norm", "head": r"lm_head|embed_out|output(_layer)?$|^head",
         "final_norm": r"norm|ln_f|ln$|final",
