@@ -1,6 +1,7 @@
 """porter specs draft: a hidden family is found again, what needs code is named, nothing is claimed that was not run."""
 
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,17 @@ from safetensors.torch import save_file
 
 from porter.cli.main import cli
 from porter.explanation.draft.draft import Draft, draft
+from porter.explanation.draft.experts import find_experts
+from porter.explanation.draft.layout import Layout, find_blockers, take_apart
 from porter.explanation.draft.lists import induce, tell_apart
+from porter.explanation.draft.per_layer import tell_layers
+from porter.explanation.draft.pool import make_pool
+from porter.explanation.draft.roles import Roles
+from porter.explanation.draft.vectors import add_vectors, bias_beside
 from porter.explanation.draft.write import flow
 from porter.references.unknown import shrink, write_stress
+from porter.specs.alternatives import alternatives
+from porter.specs.expressions import Config
 from porter.specs.family import find_family, read_family
 from porter.specs.located import read_value
 from porter.specs.resolve import resolve_size
@@ -37,6 +46,10 @@ def drafted(name: str, folder: Path) -> Draft:
         ("glm4", ["post_norm"]),
         ("olmo3", ["patterns:"]),
         ("gpt_bigcode", ["attn.c_attn"]),
+        ("apertus", ["mlp.act: mlp.act_fn"]),
+        ("exaone", ["/model.layers.{i}.mlp.gate_proj"]),  # HF renames its tensors as it loads them
+        ("flex_olmo", ["num_experts"]),  # a mixture of experts like no parent's
+        ("youtu", ["extends: deepseek_v3", "moe: null"]),
     ],
 )
 def test_a_hidden_family_is_found_again(family: str, lines: list[str], tmp_path: Path) -> None:
@@ -108,12 +121,92 @@ def test_a_header_or_an_index_will_do(tmp_path: Path) -> None:
     assert read_shapes(tmp_path) == dict.fromkeys(LLAMA)
 
 
+def test_a_mixer_that_families_have_needs_no_more_code() -> None:
+    tensors = {"model.layers.0.self_attn.kv_a_proj_with_mqa.weight": (8, 8), "model.layers.0.mixer.A_log": (4, 4)}
+    assert list(find_blockers(tensors, ())) == ["a state-space mixer (Mamba)", "latent attention (MLA)"]
+    assert list(find_blockers(tensors, make_pool().mixers)) == ["a state-space mixer (Mamba)"]
+    assert make_pool(["deepseek_v3"]).mixers == frozenset()
+
+
+def test_what_some_layers_have_becomes_an_expression() -> None:
+    names = {
+        "cfg": Config({"first_k_dense_replace": 1, "mlp_only_layers": [0, 2], "kinds": ["a", "b", "b"]}),
+        "layers": 3,
+    }
+    assert tell_layers((False, True, True), names, []) == "=i >= cfg.first_k_dense_replace"
+    assert tell_layers((False, True, False), names, []) == "=i not in cfg.mlp_only_layers"
+    assert tell_layers((True, False, True), names, ["=i in cfg.mlp_only_layers"]) == "=i in cfg.mlp_only_layers"
+    names = {"cfg": Config({"kinds": ["a", "b", "b", "a"]}), "layers": 4}
+    assert tell_layers((True, False, False, True), names, ["=i > 9", None]) == "=cfg.kinds[i] == 'a'"
+    names = {"cfg": Config({}), "layers": 4}
+    assert tell_layers((False, False, False, True), names, []) == "=i == layers - 1"
+    assert tell_layers((True, False, False, True), names, []) == "=i in [0, 3]"
+
+
+def layer_of(**names: tuple[int, ...]) -> Layout:
+    found = take_apart({f"model.layers.{i}.{name}": shape for i in range(2) for name, shape in names.items()})
+    assert found is not None
+    return found
+
+
+def test_experts_are_read_however_they_lie() -> None:
+    flat = layer_of(
+        **{"ffn.router.layer.weight": (4, 8), **{f"ffn.experts.mlp.{name}": (24, 8) for name in ("w1", "v1", "w2")}}
+    )
+    found = find_experts(flat, Roles(), 8)
+    assert found is not None and (found.count, found.ffn) == (4, 6)
+    assert found.rules["moe.down"] == {"src": "ffn.experts.mlp.w2!", "flat": True, "transpose": True}
+    square = layer_of(
+        **{"mlp.router.weight": (4, 8), "mlp.experts.gate_up_proj": (4, 8, 8), "mlp.experts.down_proj": (4, 4, 8)}
+    )
+    found = find_experts(square, Roles(), 8)
+    assert found is not None and found.rules["moe.gate_up"]["transpose"] is True and found.ffn == 4
+    shared = layer_of(**{
+        "moe.router.weight": (4, 8), "moe.input_linear.weight": (4, 12, 8), "moe.output_linear.weight": (4, 8, 6),
+        "shared_mlp.input_linear.weight": (20, 8), "shared_mlp.output_linear.weight": (8, 10),
+    })  # fmt: skip
+    found = find_experts(shared, Roles(), 8)
+    assert found is not None and (found.shared_ffn, found.layers) == (10, (True, True))
+    assert found.rules["moe.shared.gate_up"] == {"src": "shared_mlp.input_linear", "order": ["gate", "up"]}
+
+
+def test_tensors_beside_the_projections_have_roles() -> None:
+    names = {"attn.sinks": (4,), "attn.dense.weight": (8, 8), "attn.dense_bias": (8,)}
+    heads = {f"attn.q_layernorm.norms.{i}.weight": (2,) for i in range(4)}
+    layout, roles = layer_of(**names, **heads), Roles()
+    add_vectors(roles, layout, 4)
+    assert roles.slots == {"attn.sinks": "attn.sinks!", "attn.q_norm": "attn.q_layernorm.norms.{h}"}
+    assert layout.modules()["attn.q_layernorm.norms.{h}"] == {"weight": (4, 2)}
+    assert bias_beside(layout, "attn.dense") == "attn.dense_bias" and bias_beside(layout, "attn.q") is None
+
+
+def test_the_changes_of_a_router_end() -> None:
+    mixtral = resolve_size(find_family("mixtral"), "tiny")
+    found = [*islice(alternatives(mixtral, 0, "layer"), 2000)]
+    assert len(found) < 2000
+    orders = {each.other for each in found if each.path == "block.moe.router.order"}
+    assert orders == {"topk_then_score"}
+
+
+def test_a_draft_that_has_no_file_says_what_to_do(tmp_path: Path) -> None:
+    wrong = {**SIZES, "hidden_size": "wide"}
+    result = CliRunner().invoke(cli, ["specs", "draft", str(write_names(tmp_path, LLAMA, model_type="llama", **wrong))])
+    lines = result.stderr.splitlines()
+    assert result.exit_code == 4 and "'hidden_size' expected int, got str" in lines[0]
+    assert lines[0].endswith("Correct config.json.")
+    found = draft(write_names(tmp_path, LLAMA))
+    assert found.undecided[0].startswith("config.json has no model_type: nothing was run")
+    assert "extends: <the family" in found.undecided[-1] and not found.text
+
+
 def test_lists_of_the_config_become_expressions() -> None:
     config = {"sliding_window_pattern": 3}
     assert induce(["a", "a", "b", "a", "a", "b"], config) == "every(cfg.sliding_window_pattern, layers, 'b', 'a')"
     assert induce(["b", "a", "a", "b", "a"], {}) == "cycle(['b', 'a', 'a'], layers)"
     assert induce(["a", "a", "b", "b", "b"], {}) == "head(2, layers, 'a', 'b')"
     assert induce(["a", "b", "b", "a", "a", "b", "a"], {}) is None
+    nested = {"attention_types": [[["global", "local"], 2]]}
+    assert induce(["global", "local"] * 2, nested) == "cycle(cfg.attention_types[0][0], layers)"
     by, cases = tell_apart("no_rope_layers", [1, 0, 1, 0], {})
     assert by == "=flags(cfg.no_rope_layers, 'on', 'off') if cfg.no_rope_layers else every(2, layers, 'off', 'on')"
     assert cases == ["on", "off", "on", "off"]

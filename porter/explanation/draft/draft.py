@@ -30,6 +30,10 @@ from porter.weights.sources import read_config
 
 TOKENS = 320
 _PARENTS = 4  # nearest families that are tried
+_LIKE_NONE = (
+    "no known family, changed axis by axis, has tensors of these names and shapes; write `extends: <the family that is "
+    "nearest>` and its weight table by hand, and let porter specs check say what is left over"
+)
 
 
 @dataclass
@@ -85,17 +89,21 @@ def draft(folder: Path, hidden: Collection[str] = ()) -> Draft:
 
 def _small_model(found: Draft, config: Mapping[str, Any], folder: Path) -> Mapping[str, Any] | None:
     """Writes HF's model of the config, made small, with weights that hide nothing; None: HF has no such model."""
-    if not is_known(config.get("model_type")):
+    kind = config.get("model_type")
+    if not is_known(kind):
+        lacking = (
+            f"transformers has no causal model of model_type {kind!r}" if kind else "config.json has no model_type"
+        )
         found.undecided.append(
-            f"transformers has no causal model of model_type {config.get('model_type')!r}: nothing was run, "
-            "so all that names and shapes do not say is the parent's"
+            f"{lacking}: nothing was run, so all that names and shapes do not say is the parent's"
+            + ("" if kind else '; add "model_type", and HF can be run')
         )
         return None
     try:
         small = shrink(config)
         write_stress(small, folder)
     except PorterError as error:
-        found.undecided.append(f"HF could not be run: {error.wrong}")
+        found.undecided.append(f"HF could not be run: {error.wrong}; {error.fix}")
         return None
     return small
 
@@ -105,7 +113,9 @@ def _by_names(found: Draft, pool: Pool, layout: Layout, config: Mapping[str, Any
     roles = roles_by_name(layout, pool)
     best = next(iter(nearest(pool, layout, roles, config, found.model_type)), None)
     found.undecided += _without_role(roles)
-    if best is not None:
+    if best is None:
+        found.undecided.append(_LIKE_NONE)
+    else:
         sketch = prune(best.sketch)
         found.parent = sketch.parent.name
         given = {key: value for key, value in config.items() if key != "model_type"}
@@ -139,7 +149,7 @@ def _with_hf(found: Draft, pool: Pool, config: Mapping[str, Any], small: Mapping
             break
     if best is None:
         found.undecided += _without_role(roles)
-        found.undecided.append("no known family, changed axis by axis, has tensors of these names and shapes")
+        found.undecided.append(_LIKE_NONE)
         return
     found.undecided.clear()
     _conclude(found, best, pool, config, small, scratch)

@@ -19,7 +19,7 @@ from porter.specs.tree import Map
 
 def fixed_axes(layout: Layout, roles: Roles, outer: Mapping[str, str], experts: Experts | None) -> dict[Keys, Any]:
     """Axes that names, and the flow of data where HF ran, decide."""
-    modules, outside = layout.modules(), layout.outer_modules()
+    outside = layout.outer_modules()
 
     def has_bias(*slots: str) -> bool | tuple[bool, ...]:
         having = layers_with_bias(layout, *(roles.slots.get(slot) for slot in slots))
@@ -34,13 +34,7 @@ def fixed_axes(layout: Layout, roles: Roles, outer: Mapping[str, str], experts: 
     }
     if "pos" in outer:
         found["embed", "positions"] = "learned"
-    norms = [slot for slot in roles.slots if slot.endswith("norm") and slot not in ("attn.q_norm", "attn.k_norm")]
-    weights = [modules[roles.slots[slot]] for slot in norms if roles.slots[slot] in modules]
-    if weights or not norms:  # norms without weights may be anywhere
-        found["embed", "norm"], found["final_norm",] = "embed_norm" in outer, "final_norm" in outer
-    if norms:
-        found["norm", "affine"] = bool(weights)
-        found["norm", "bias"] = any("bias" in each for each in weights)
+    found |= _norms(layout, roles, outer)
     if "mlp.down" in roles.slots:
         found["block", "mlp", "bias"] = has_bias("mlp.up", "mlp.down", "mlp.gate_up")
         found["block", "mlp", "gated"] = "mlp.gate" in roles.slots or "mlp.gate_up" in roles.slots
@@ -61,6 +55,20 @@ def fixed_axes(layout: Layout, roles: Roles, outer: Mapping[str, str], experts: 
         found["block", "moe", "bias"] = experts.bias
         found["block", "moe", "router", "correction"] = "moe.correction" in experts.rules
         found["block", "moe", "router", "bias"] = experts.router_bias
+    return found
+
+
+def _norms(layout: Layout, roles: Roles, outer: Mapping[str, str]) -> dict[Keys, Any]:
+    """What the tensors say of norms; of some without weights they say little."""
+    modules = layout.modules()
+    found: dict[Keys, Any] = {}
+    norms = [slot for slot in roles.slots if slot.endswith("norm") and slot not in ("attn.q_norm", "attn.k_norm")]
+    weights = [modules[roles.slots[slot]] for slot in norms if roles.slots[slot] in modules]
+    if weights or not norms:  # norms without weights may be anywhere
+        found["embed", "norm"], found["final_norm",] = "embed_norm" in outer, "final_norm" in outer
+    if norms:
+        found["norm", "affine"] = bool(weights)
+        found["norm", "bias"] = any("bias" in each for each in weights)
     return found
 
 
