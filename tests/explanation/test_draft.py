@@ -42,7 +42,7 @@ def drafted(name: str, folder: Path) -> Draft:
 @pytest.mark.parametrize(
     ("family", "lines"),
     [
-        ("qwen3", ["qk_norm: {over: head, when: before_rope}"]),
+        ("qwen3", []),
         ("glm4", ["post_norm"]),
         ("olmo3", ["patterns:"]),
         ("gpt_bigcode", ["attn.c_attn"]),
