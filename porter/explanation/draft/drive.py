@@ -25,7 +25,7 @@ from porter.specs.tree import Map
 
 _CLOSEST = 5  # single changes that are tried with each other one
 _MOST = 24  # changes in a row
-_ENOUGH = 600  # specs that are run from one parent
+_ENOUGH = 900  # specs that are run from one parent
 _READ = 4000  # and that are read: most pairs are no spec, or one that was run
 _CLOSER = 30  # times nearer: worth a step, though the bits are not HF's yet
 _OF_EXPERTS = ("moe.", "mlp.", "resid_post")
