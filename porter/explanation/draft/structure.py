@@ -103,7 +103,7 @@ def _is_off(raw: Any, names: Mapping[str, Any]) -> bool:
     """Whether a map's guard says that it is not there, of this config."""
     try:
         guard = raw.get("_if", True) if isinstance(raw, Map) else True
-        return not (evaluate(guard, names, "draft") if is_expression(guard) else guard)
+        return not (evaluate(str(guard), names, "draft") if is_expression(guard) else guard)
     except SpecError:
         return False
 
