@@ -1,9 +1,13 @@
 """What linear_cross_entropy holds at once: never all logits, and no more bytes than choose_chunks promises."""
 
+import gc
+import weakref
+
 import pytest
 import torch
+from torch import Tensor
 
-from porter_kernels.linear_cross_entropy import choose_chunks, linear_cross_entropy
+from porter_kernels.linear_cross_entropy import choose_chunks, linear_cross_entropy, passes
 from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, assert_within_budget, draw, run_case
 
 
@@ -40,6 +44,31 @@ def test_never_all_logits_at_once(trainable: tuple[bool, bool], grad: bool, gene
     assert largest == 64 * V * 4
     few = 2 * 64 * H * 4 + 50 * N * 4  # a chunk's rows and their gradient, copied; some floats a row
     assert plan.peak_bytes <= peak <= plan.peak_bytes + few
+
+
+def test_logits_are_gone_before_a_float32_sum_is_cast(
+    monkeypatch: pytest.MonkeyPatch, generator: torch.Generator
+) -> None:
+    chunks: list[weakref.ref[torch.UntypedStorage]] = []
+    alive: list[bool] = []
+    project, finish = passes.project, passes.HeadGradient.finish
+
+    def note(hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, out: Tensor) -> None:
+        chunks.append(weakref.ref(out.untyped_storage()))
+        project(hidden_NH, weight_VH, bias_V, out)
+
+    def look(self: passes.HeadGradient) -> tuple[Tensor | None, Tensor | None]:
+        gc.collect()  # Triton's interpreter leaves circles behind
+        alive.extend(chunk() is not None for chunk in chunks)
+        return finish(self)
+
+    monkeypatch.setattr(passes, "project", note)
+    monkeypatch.setattr(passes.HeadGradient, "finish", look)
+    case = draw(generator, N=40, H=16, V=67, bias=False)
+    hidden, weight = (x.requires_grad_() for x in (case.hidden, case.weight))
+    linear_cross_entropy(hidden, weight, case.target, chunk_rows=16)
+    assert len(alive) >= 2
+    assert not any(alive)
 
 
 @pytest.mark.skipif(DEVICE != "cuda", reason="counts allocations on the GPU")

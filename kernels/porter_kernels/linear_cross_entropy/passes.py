@@ -95,7 +95,7 @@ def walk(
         if d_hidden_NH is not None:
             write_product(logits_CV, weight_VH, d_hidden_NH, at)
         head.add(logits_CV, hidden_CH)
-    del logits_CV, buffer_CV  # before a float32 sum is cast
+    del logits_CV, buffer_CV, buffer_CS  # before a float32 sum is cast
     return Gradients(d_hidden_NH, *head.finish())
 
 

@@ -51,10 +51,12 @@ def loss_sizes(blueprint: Blueprint, plan: Plan) -> tuple[int, int, int]:
 
     width, vocab = blueprint.embed_width, blueprint.dims.vocab
     accumulate = "weight" if plan.loss == "fused-lean" else "float32"
-    chunks = choose_chunks(plan.rows, width, vocab, element_size=plan.element, accumulate=accumulate)  # type: ignore[arg-type]
     # The last token of a sample predicts nothing. Where such rows are left out, a chunk's others are copied together,
     # and so are their gradients before they are put apart.
-    copies = 2 * chunks.rows * width * plan.element if plan.rows * width * vocab >= WORTH_A_WAIT else 0
+    drops = plan.rows * width * vocab >= WORTH_A_WAIT
+    rows = max(plan.rows - plan.batch, 1) if drops else plan.rows
+    chunks = choose_chunks(rows, width, vocab, element_size=plan.element, accumulate=accumulate)  # type: ignore[arg-type]
+    copies = 2 * chunks.rows * width * plan.element if drops else 0
     return chunks.peak_bytes + copies, plan.rows * width * plan.element, vocab * width * plan.element
 
 
