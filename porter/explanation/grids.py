@@ -50,7 +50,7 @@ def nf4(w: Tensor) -> Tensor:
     """The nearest of NF4's levels times the largest of each 64, as bitsandbytes has it."""
     grouped, table = _grouped(w, 64), torch.tensor(_NF4, device=w.device)
     largest = grouped.abs().amax(-1, keepdim=True)
-    nearest = torch.bucketize(grouped / _nonzero(largest), (table[1:] + table[:-1]) / 2)
+    nearest = torch.bucketize((grouped / _nonzero(largest)).contiguous(), (table[1:] + table[:-1]) / 2)
     return (table[nearest] * largest).view_as(w).to(w.dtype)
 
 
