@@ -7,10 +7,11 @@ import sys
 from collections.abc import Iterable
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
 from porter.patching.swap import Plain, fuse
-from porter_kernels.glu import activation, glu, packed_glu
+from porter_kernels.glu import activation, glu, glu_linear, packed_glu, packed_glu_linear
 
 _Layout = Literal["halves", "halves_up_first", "interleaved"]
 
@@ -26,10 +27,14 @@ class FusedGlu(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to the same."""
-        hidden = glu(getattr(self, self.fused_gate)(x), getattr(self, self.fused_up)(x), act=self.fused_act)
+        gate, up = getattr(self, self.fused_gate)(x), getattr(self, self.fused_up)(x)
+        down = getattr(self, self.fused_down)
+        if self.fused_inner is None and _is_bare(down, gate):
+            return glu_linear(gate, up, down.weight, down.bias, act=self.fused_act)
+        hidden = glu(gate, up, act=self.fused_act)
         if self.fused_inner is not None:
             hidden = getattr(self, self.fused_inner)(hidden)
-        found: Tensor = getattr(self, self.fused_down)(hidden)
+        found: Tensor = down(hidden)
         return found
 
 
@@ -43,9 +48,19 @@ class FusedPackedGlu(Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., D] to the same."""
-        hidden = packed_glu(getattr(self, self.fused_gate_up)(x), act=self.fused_act, layout=self.fused_layout)
-        found: Tensor = getattr(self, self.fused_down)(hidden)
+        packed, down = getattr(self, self.fused_gate_up)(x), getattr(self, self.fused_down)
+        if _is_bare(down, packed):
+            return packed_glu_linear(packed, down.weight, down.bias, act=self.fused_act, layout=self.fused_layout)
+        found: Tensor = down(packed_glu(packed, act=self.fused_act, layout=self.fused_layout))
         return found
+
+
+def _is_bare(linear: nn.Module, x: Tensor) -> bool:
+    """Whether a projection is what its weight says and nothing more: no adapter, no hook, no cast by autocast."""
+    if type(linear) is not nn.Linear or linear.weight.dtype != x.dtype or torch.is_autocast_enabled(x.device.type):
+        return False
+    hooks = (linear._forward_hooks, linear._forward_pre_hooks, linear._backward_hooks, linear._backward_pre_hooks)
+    return not any(hooks) and "forward" not in vars(linear)
 
 
 class FusedActivation(Plain):

@@ -13,6 +13,7 @@ from porter.patching.deferred import DeferredLogits, redeemed
 from porter.patching.swap import Plain, fuse
 from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.linear_cross_entropy import linear_cross_entropy
+from porter_kernels.linear_cross_entropy.chunks import LEAN_ROWS
 
 _SHIFTED_OUT = -100
 
@@ -31,7 +32,9 @@ class FusedHead(Plain):
     def forward(self, hidden: Tensor, *, deferred: bool | None = None, loss: Mapping[str, Any] | None = None) -> Any:
         """[..., V], or the promise of it; with `loss`, linear_cross_entropy's arguments, the loss alone."""
         if loss is not None:
-            return linear_cross_entropy(hidden, self.weight, bias=self.bias, **loss)
+            few = hidden.numel() <= LEAN_ROWS * hidden.shape[-1]
+            given = {"accumulate": "weight" if few else "float32", **loss}
+            return linear_cross_entropy(hidden, self.weight, bias=self.bias, **given)
         if (self.deferring if deferred is None else deferred) and torch.is_grad_enabled():
             device = hidden.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
@@ -79,8 +82,9 @@ class FusedLoss:
             num_items_in_batch: what the sum is divided by, over all accumulated batches.
             shift_labels: [B, T], of the next position already; in place of labels.
             options: label_smoothing, z_loss, token_weight and reduction ("none": the loss of each position, zero where
-                it does not count), as linear_cross_entropy takes them; accumulate, which "weight" makes it hold less
-                memory, where no logits are asked for; any other, as HF's own, is not looked at.
+                it does not count), as linear_cross_entropy takes them; accumulate, in which d_weight is summed over
+                chunks: by default the weight's dtype up to LEAN_ROWS tokens, float32 beyond; any other, as HF's
+                own, is not looked at.
         """
         options |= self._given
         accumulate = options.pop("accumulate", None)

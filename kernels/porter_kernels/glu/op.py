@@ -263,6 +263,19 @@ def activation(x: Tensor, *, act: str) -> Tensor:
     return y_NF.view(x.shape)
 
 
+def differentiate_glu(dy: Tensor, gate: Tensor, up: Tensor, *, act: str) -> tuple[Tensor, Tensor]:
+    """The gradients of gate and up, shaped like them, given that of glu(gate, up, act=act)."""
+    rows = map(_readable, (dy, gate, up))
+    dgate_NF, dup_NF = _backward(*rows, act, None, None, False, 0.0)
+    return dgate_NF.view(gate.shape), dup_NF.view(up.shape)
+
+
+def differentiate_packed_glu(dy: Tensor, x: Tensor, *, act: str, layout: Layout) -> tuple[Tensor]:
+    """The gradient of x, shaped like it, given that of packed_glu(x, act=act, layout=layout)."""
+    dx: Tensor = _packed_backward(_readable(dy), _readable(x), layout, act, None, None, False, 0.0)
+    return (dx.view(x.shape),)
+
+
 def _readable(x: Tensor) -> Tensor:
     x_NF = as_rows(x)
     return x_NF if x_NF.stride(-1) == 1 else x_NF.contiguous()

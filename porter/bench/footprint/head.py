@@ -46,11 +46,11 @@ def _naive(writer: Writer, blueprint: Blueprint, x: str) -> None:
 
 def loss_sizes(blueprint: Blueprint, plan: Plan) -> tuple[int, int, int]:
     """What porter's loss holds: most above its inputs, then the two gradients that it leaves: hidden's, weight's."""
-    from porter_kernels.linear_cross_entropy.chunks import choose_chunks  # they import torch
+    from porter_kernels.linear_cross_entropy.chunks import LEAN_ROWS, choose_chunks  # they import torch
     from porter_kernels.linear_cross_entropy.passes import WORTH_A_WAIT
 
     width, vocab = blueprint.embed_width, blueprint.dims.vocab
-    accumulate = "weight" if plan.loss == "fused-lean" else "float32"
+    accumulate = "weight" if plan.loss == "fused-lean" or plan.rows <= LEAN_ROWS else "float32"
     # The last token of a sample predicts nothing. Where such rows are left out, a chunk's others are copied together,
     # and so are their gradients before they are put apart.
     drops = plan.rows * width * vocab >= WORTH_A_WAIT

@@ -171,10 +171,21 @@ class _Layer(Writer):
                 gate = up = self._project("mlp.gate_up", x)
             else:
                 gate, up = self._project("mlp.gate", x), self._project("mlp.up", x)
+            if self.plan.fused and not mlp.inner_norm:
+                return self._gated_down(gate, up, width)
             hidden = self._gated(gate, up, width, str(mlp.act))
         if mlp.inner_norm:
             hidden = self.norm("mlp.inner_norm", hidden, width, self.blueprint.norm)
         return self._project("mlp.down", hidden)
+
+    def _gated_down(self, gate: str, up: str, width: int) -> str:
+        """porter's glu_linear, which keeps gate and up, and computes their product again."""
+        width_out, width_in, bias = self.maps["mlp.down"]
+        both, product = tuple(dict.fromkeys((gate, up))), self.plan.rows * width * self.element
+        return self.tape.write(
+            "mlp.down", self.plan.rows * width_out * self.element, both, saves=both, temporary=product,
+            backward_temporary=2 * product, parameter_bytes=(width_in + bias) * width_out * self.element,
+        )  # fmt: skip
 
     def _gated(self, gate: str, up: str, width: int, act: str) -> str:
         size, both = self.plan.rows * width * self.element, tuple(dict.fromkeys((gate, up)))
