@@ -49,6 +49,7 @@ def test_without_an_accumulator_chunks_are_the_smallest_that_feed_the_gpu(
 ) -> None:
     assert choose(8192, **options) == Chunks(2048, 4, peak(2048, head_bytes, 8192))
     assert choose(10000, **options) == Chunks(2560, 4, peak(2560, head_bytes, 10000))  # not 2048 and a few more
+    assert choose(8190, **options) == Chunks(2048, 4, peak(2048, head_bytes, 8190))  # as good as 8192
 
 
 def test_a_gradient_of_four_bytes_is_its_own_accumulator() -> None:

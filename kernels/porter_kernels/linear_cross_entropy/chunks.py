@@ -111,7 +111,8 @@ def choose_chunks(
                 f"number of rows and no budget. Pass one of the two; without either the choice is made from the sizes."
             )
         return sizes.cut(max(min(chunk_rows, num_rows), 1))
-    counts = range(1, max(num_rows // MIN_ROWS, 1) + 1)
+    most = (num_rows + MIN_ROWS // 16) // MIN_ROWS  # 8190 rows make four chunks, the last two rows short
+    counts = range(1, max(most, 1) + 1)
     best = min(map(sizes.cut_evenly, counts), key=lambda chunks: (chunks.peak_bytes, chunks.count))
     if byte_budget is None or best.peak_bytes <= byte_budget:
         return best

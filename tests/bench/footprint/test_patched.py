@@ -11,7 +11,7 @@ from porter.specs.shapes import find_shape
 
 CPU = torch.device("cpu")
 # gemma3 norms queries that lie head by head, and stablelm rotates a part that it cuts out itself: both copy a context.
-CLOSE = {"gemma3": 0.08, "stablelm": 0.06}  # of what a step keeps, less by the product of gate and up
+CLOSE = {"gemma3": 0.08, "stablelm": 0.07}  # of what a step keeps, less by the product of gate and up
 
 
 @pytest.mark.parametrize(
