@@ -8,7 +8,6 @@ computed then.
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,9 +23,10 @@ def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda deferred, *others: function(deferred.logits(), *others)
 
 
-@dataclass(frozen=True, eq=False)
 class DeferredLogits:
     """Logits that are computed when something looks at them.
+
+    No dataclass: FSDP looks for tensors in what a forward returns, dataclasses too, and casts them.
 
     Attributes:
         head: of the model; called with `loss` it gives the loss, without the logits.
@@ -35,11 +35,11 @@ class DeferredLogits:
         steps: what was done to the logits since.
     """
 
-    head: nn.Module
-    hidden: Tensor
-    autocast: torch.dtype | None = None
-    steps: tuple[Step, ...] = ()
-    _found: list[Tensor] = field(default_factory=list, repr=False)
+    def __init__(
+        self, head: nn.Module, hidden: Tensor, autocast: torch.dtype | None = None, steps: tuple[Step, ...] = ()
+    ) -> None:
+        self.head, self.hidden, self.autocast, self.steps = head, hidden, autocast, steps
+        self._found: Tensor | None = None
 
     @property
     def shape(self) -> torch.Size:
@@ -57,14 +57,14 @@ class DeferredLogits:
 
     def logits(self) -> Tensor:
         """The logits, with their graph, whether or not who looks first wants one; computed once."""
-        if not self._found:
+        if self._found is None:
             device = self.device.type
             with torch.enable_grad(), torch.autocast(device, self.autocast, enabled=self.autocast is not None):
                 value: Tensor = self.head(self.hidden, deferred=False)
                 for what, factor in self.steps:
                     value = value * factor if what == "times" else value.tanh()
-            self._found.append(value)
-        return self._found[0]
+            self._found = value
+        return self._found
 
     def scale_and_cap(self) -> ScaleAndCap | None:
         """(scale, cap): logits are scale * x, or cap * tanh(scale * x / cap); None: they are something else."""

@@ -18,7 +18,7 @@ from porter.comparison.report import DiffReport
 from porter.errors import PorterError, UsageError
 from porter.patching.head import restore_head
 from porter.patching.plan import OPS, Left, Replacement, plan
-from porter.patching.swap import fused_modules, restore
+from porter.patching.swap import PREFIX, can_restore, fused_modules, restore
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_model_type
 from porter.specs.resolve import resolve
@@ -109,6 +109,9 @@ def unpatch(model: Any) -> None:
 
     Args:
         model: a model, or a type, as patch takes them; one that is not patched stays as it is.
+
+    Raises:
+        PatchError: a module's class was exchanged again after the patch; nothing is changed then.
     """
     if isinstance(model, (str, type)):
         kind: Any = _class_of(model)
@@ -117,7 +120,15 @@ def unpatch(model: Any) -> None:
             kind.__init__ = original
         return
     bare = unwrapped(model)
-    for _, module in [*fused_modules(bare)]:
+    found = [*fused_modules(bare)]
+    for path, module in found:
+        if not can_restore(module):
+            raise PatchError(
+                f"{path} is a {type(module).__name__}, a class that was made of porter's since (fully_shard does so)",
+                f"the {PREFIX}{type(module).original.__name__} that the patch made",
+                "Unpatch before the model is sharded.",
+            )  # fmt: skip
+    for _, module in found:
         restore(module)
     restore_head(bare)
 

@@ -57,11 +57,16 @@ def restore(module: nn.Module) -> None:
         module.__class__ = kind.original
 
 
+def can_restore(module: nn.Module) -> bool:
+    """Whether a module's class is the one that was made for it, not a class made of that one."""
+    return "_made_of" in vars(type(module))
+
+
 def is_fused(module: nn.Module) -> bool:
     return isinstance(module, Fused)
 
 
-def fused_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+def fused_modules(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """Every module whose class was exchanged, by path."""
     return ((path, module) for path, module in model.named_modules() if is_fused(module))
 
