@@ -11,7 +11,16 @@ from rich.text import Text
 from porter.cli.progress import stage_progress
 from porter.cli.zoo_views import make_console, shorten, versions
 from porter.comparison.progress import Work
-from porter.explanation.scorecard import NEEDED, PAIRS, Scorecard, Scored, chosen_mistakes, draw_pairs, score_explain
+from porter.explanation.scorecard import (
+    NEEDED,
+    PAIRS,
+    Given,
+    Scorecard,
+    Scored,
+    chosen_mistakes,
+    draw_pairs,
+    score_explain,
+)
 from porter.explanation.zoo_file import Zoo
 from porter.reports.write import write_file
 from porter.specs import builtin_spec_names
@@ -19,15 +28,15 @@ from porter.specs import builtin_spec_names
 SCHEMA = "porter.zoo-explain/1"
 
 
-def run_scorecard(zoo: Zoo, names: tuple[str, ...], json_path: str | None, *, dumped: bool) -> Scorecard:
+def run_scorecard(zoo: Zoo, names: tuple[str, ...], json_path: str | None, given: Given) -> Scorecard:
     """Scores explain, and prints or writes what became of it. With rows named, those alone and their families."""
-    rows = chosen_mistakes(zoo, names, dumped=dumped)
+    rows = chosen_mistakes(zoo, names, given)
     pairs = len(draw_pairs(rows, PAIRS)) if not names else 0
     clean = sorted({row.family for row in rows.values()}) if names else builtin_spec_names()
     with stage_progress(quiet=json_path == "-") as progress:
         progress.plan([Work("port", len(rows) + pairs + len(clean))])
         card = Scorecard(tuple(score_explain(
-            zoo, names, pairs=pairs, clean=clean, dumped=dumped, progress=lambda name: progress.done("port", name)
+            zoo, names, pairs=pairs, clean=clean, given=given, progress=lambda name: progress.done("port", name)
         )))  # fmt: skip
     if json_path == "-":
         click.echo(to_text(card), nl=False)

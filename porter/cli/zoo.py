@@ -1,8 +1,12 @@
 """porter zoo: public porting bugs as changes of a spec, each to be found by porter diff where it acts."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from porter.explanation.scorecard import Given
 
 
 @click.command()
@@ -18,11 +22,12 @@ import click
 @click.option(
     "--explain", "explained", is_flag=True, help="Does explain name each mistake? Also pairs, and clean ports."
 )
-@click.option("--dumps", "dumped", is_flag=True, help="With --explain: of dumps of what the ports computed.")
+@click.option("--dumps", "given", flag_value="dumps", help="With --explain: of dumps of what the ports computed.")
+@click.option("--modules", "given", flag_value="modules", help="With --explain: of the ports as torch modules.")
 @click.pass_context
 def zoo(
     ctx: click.Context, /, names: tuple[str, ...], json_path: str | None, zoo_path: Path | None, explained: bool,
-    dumped: bool,
+    given: "Given | None",
 ) -> None:  # fmt: skip
     """Put known porting bugs into right ports: does diff find them?
 
@@ -41,12 +46,12 @@ def zoo(
         from porter.reports.write import check_writable
 
         check_writable(to_file.parent, json_path=to_file)
-    if dumped and not explained:
-        raise click.UsageError("--dumps goes with --explain", ctx)
+    if given and not explained:
+        raise click.UsageError(f"--{given} goes with --explain", ctx)
     if explained:
         from porter.cli.scorecard_views import run_scorecard
 
-        ctx.exit(0 if run_scorecard(read, names, json_path, dumped=dumped).passed else 1)
+        ctx.exit(0 if run_scorecard(read, names, json_path, given or "specs").passed else 1)
     from porter.cli.progress import stage_progress
     from porter.cli.zoo_views import print_outcomes, print_score, to_text
     from porter.comparison.progress import Work

@@ -7,8 +7,9 @@ floor. float32 looks at the first layer of each kind, bits at every layer.
 A module or a dump has no spec: there the right one is changed, until it computes what the port computed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ def explain(
         port: as porter.diff takes it: a module, module:pkg.mod:fn, or dump:DIR; None: the build.
         map: where the nodes of a module are.
         overrides: axis=value, changing the port alone, after the build's own.
-        dtype: of the build; a module is run in float32 where none is given.
+        dtype: of the build; a module is run in float32 and then in the build's where none is given.
         prompt, prompts, tokens: see read_prompts; of several, the longest is taken.
         progress: told what there is to do, and each unit when it is done.
 
@@ -118,9 +119,13 @@ def explain(
     given = prompt if prompt is not None or prompts is not None else build.prompt
     length = build.tokens if tokens is None else tokens
     ids_BT = _ids(build, folder, dumps, given, prompts, length)
-    if dumps is not None or module is not None:
-        lane = _foreign_lane(build, folder, dumps, module, dtype)
-        return _explain_foreign(build, folder, lane, ids_BT, progress)
+    if dumps is not None:
+        lanes = {dumps.dtype: partial(_dump_lane, build, folder, dumps)}
+        return _explain_foreign(build, folder, lanes, ids_BT, progress)
+    if module is not None:
+        kinds = [dtype] if dtype else ["float32", build.dtype]
+        lanes = {kind: partial(_module_lane, build, folder, module, kind) for kind in kinds}
+        return _explain_foreign(build, folder, lanes, ids_BT, progress)
     return _explain_spec(build, folder, ids_BT, progress)
 
 
@@ -137,12 +142,17 @@ def _explain_spec(build: Build, folder: Path, ids_BT: torch.Tensor, progress: Pr
     return _conclude(search, ids_BT, build.dtype, looked_at, _notes(search, folder), foreign=False)
 
 
-def _explain_foreign(build: Build, folder: Path, lane: Lane, ids_BT: torch.Tensor, progress: Progress) -> Explanation:
-    search, kind = Search(build), str(lane.dtype).removeprefix("torch.")
-    walk = ForeignWalk(search, folder, ids_BT, lane)
-    progress.plan([Work(f"{walk.by} {kind}", build.blueprint.dims.layers + 2, ids_BT.shape[1])])
-    looked_at = _visit(search, walk, f"{walk.by} {kind}", kind, progress)
-    return _conclude(search, ids_BT, kind, looked_at, _notes(search, folder), foreign=True)
+def _explain_foreign(
+    build: Build, folder: Path, lanes: Mapping[str, Callable[[], Lane]], ids_BT: torch.Tensor, progress: Progress
+) -> Explanation:
+    """What a port of another make computed, in one dtype after the other; a lane is made when it is its turn."""
+    search, looked_at, units = Search(build), list[str](), build.blueprint.dims.layers + 2
+    progress.plan([Work(f"port {kind}", units, ids_BT.shape[1]) for kind in lanes])
+    for kind, make in lanes.items():
+        if not search.stuck:
+            walk = ForeignWalk(search, folder, ids_BT, make())
+            looked_at += _visit(search, walk, f"port {kind}", kind, progress)
+    return _conclude(search, ids_BT, list(lanes)[-1], looked_at, _notes(search, folder), foreign=True)
 
 
 def _visit(search: Search, walk: SpecWalk | ForeignWalk, stage: str, kind: str, progress: Progress) -> list[str]:
@@ -206,14 +216,13 @@ def _ids(
     return torch.tensor([max((each.ids for each in found), key=len)])
 
 
-def _foreign_lane(
-    build: Build, folder: Path, dumps: Dumps | None, module: ModulePort | None, dtype: str | None
-) -> Lane:
-    device = torch.device(pick_device(build.device))
-    if module is not None:
-        kind = getattr(torch, dtype or "float32")  # and what became of its weights is to be found out
-        return module.lane(folder, build.reader(), kind, device, check=False)
-    assert dumps is not None and dumps.port is not None
+def _module_lane(build: Build, folder: Path, module: ModulePort, dtype: str) -> Lane:
+    kind, device = getattr(torch, dtype), torch.device(pick_device(build.device))
+    return module.lane(folder, build.reader(), kind, device, check=False)  # what became of its weights is to be found
+
+
+def _dump_lane(build: Build, folder: Path, dumps: Dumps) -> Lane:
+    assert dumps.port is not None
     for _ in check_dumps(dumps, build, folder):
         pass
-    return DumpLane(dumps.port, build.blueprint.dims.layers, device)
+    return DumpLane(dumps.port, build.blueprint.dims.layers, torch.device(pick_device(build.device)))

@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Literal
 
 from porter.comparison.capture import capture
 from porter.errors import PorterError
+from porter.explanation.as_module import make_module, node_map
 from porter.explanation.explain import Explanation, explain
 from porter.explanation.steps import overrides_of
 from porter.explanation.zoo import choose_rows, plan_port
@@ -28,6 +29,7 @@ NEEDED = {"axis": 0.95, "value": 0.90, "pairs": 0.85}
 PAIRS, SEED = 50, 0
 TOKENS = 140  # past the windows of 128, for clean ports
 _CLOSE = 1e-6  # relative; float32 knows a fitted number no closer
+Given = Literal["specs", "dumps", "modules"]  # what explain sees of a port
 Leaves = Mapping[str, Any]
 
 
@@ -98,7 +100,7 @@ class Scorecard:
 
 def score_explain(
     zoo: Zoo, names: Iterable[str] = (), *, pairs: int = PAIRS, clean: Sequence[str] | None = None,
-    dumped: bool = False, progress: Callable[[str], None] = lambda name: None,
+    given: Given = "specs", progress: Callable[[str], None] = lambda name: None,
 ) -> Iterator[Scored]:  # fmt: skip
     """Each mistake of the zoo, then pairs of them, then a clean port of every family, as they come.
 
@@ -106,13 +108,13 @@ def score_explain(
         names: rows; none: all.
         pairs: how many pairs, drawn from rows of one family.
         clean: families; None: every one that porter has.
-        dumped: explain sees dumps of what the ports computed, and not their specs; rows that preflight refuses, which
-            compute nothing, are left out.
+        given: what explain sees of a port: its spec; or a dump of what it computed, or a torch module, where rows that
+            preflight refuses, which compute nothing, are left out.
         progress: called after each.
     """
-    rows = chosen_mistakes(zoo, names, dumped=dumped)
+    rows = chosen_mistakes(zoo, names, given)
     for name, row in rows.items():
-        yield _score(name, plan_port(row, zoo.tokens), [row], dumped=dumped)
+        yield _score(name, plan_port(row, zoo.tokens), [row], given)
         progress(name)
     for one, other in draw_pairs(rows, pairs):
         port = plan_port(rows[one], zoo.tokens)
@@ -120,21 +122,21 @@ def score_explain(
             port, config={**port.config, **rows[other].config}, overrides=(*rows[one].set, *rows[other].set),
             tokens=max(port.tokens or 0, rows[other].tokens or 0),
         )  # fmt: skip
-        yield _score(f"{one} + {other}", both, [rows[one], rows[other]], dumped=dumped)
+        yield _score(f"{one} + {other}", both, [rows[one], rows[other]], given)
         progress(f"{one} + {other}")
     for family in builtin_spec_names() if clean is None else clean:
         port = plan_build(
             family, size="tiny", weights="random:stress", overrides=(), dtype="bfloat16", ops="reference",
             device="cpu", prompt=None, tokens=TOKENS,
         )  # fmt: skip
-        yield _score("clean", port, [], dumped=dumped)
+        yield _score("clean", port, [], given)
         progress(family)
 
 
-def chosen_mistakes(zoo: Zoo, names: Iterable[str], *, dumped: bool) -> dict[str, Mistake]:
+def chosen_mistakes(zoo: Zoo, names: Iterable[str], given: Given) -> dict[str, Mistake]:
     """The rows that are scored."""
     found = {name: row for name in choose_rows(zoo, names) if isinstance(row := zoo.rows[name], Mistake)}
-    return {name: row for name, row in found.items() if not (dumped and row.stage == "preflight")}
+    return {name: row for name, row in found.items() if given == "specs" or row.stage != "preflight"}
 
 
 def draw_pairs(rows: Mapping[str, Mistake], count: int) -> list[tuple[str, str]]:
@@ -153,11 +155,11 @@ def _axes(row: Mistake) -> set[str]:
     return {change.partition("=")[0].rpartition(".")[2] for change in row.set}
 
 
-def _score(name: str, port: Build, rows: Sequence[Mistake], *, dumped: bool) -> Scored:
-    start = time.perf_counter()
-    base, goal = (replace(port, overrides=()), port) if dumped else (port, replace(port, overrides=()))
+def _score(name: str, port: Build, rows: Sequence[Mistake], given: Given) -> Scored:
+    start, right = time.perf_counter(), replace(port, overrides=())
+    base, goal = (port, right) if given == "specs" else (right, port)
     try:
-        found = _explain_dump_of(port, base) if dumped else explain(port)
+        found = _explain_as(given, port, right)
     except PorterError as error:
         named = valued = (False,) * len(rows)
         outcome, told = error.wrong, tuple[str, ...]()
@@ -169,8 +171,12 @@ def _score(name: str, port: Build, rows: Sequence[Mistake], *, dumped: bool) -> 
     return Scored(name, port.family.name, faults, named, valued, outcome, told, time.perf_counter() - start)
 
 
-def _explain_dump_of(port: Build, right: Build) -> Explanation:
-    """What explain says of what a port computed, given the right spec alone."""
+def _explain_as(given: Given, port: Build, right: Build) -> Explanation:
+    """What explain says of a port; of what it computed, given the right spec alone."""
+    if given == "modules":
+        return explain(right, port=make_module(port), map=node_map())
+    if given == "specs":
+        return explain(port)
     with TemporaryDirectory() as folder:
         capture(port, out=Path(folder) / "dump")
         return explain(right, port=f"dump:{folder}/dump")

@@ -101,7 +101,8 @@ def _conclusion(found: Explained) -> str:
 
 
 def _of_foreign(found: Explained, faults: str) -> str:
-    where = f"on {found.tokens} tokens in {found.dtype}, at every layer it shows"
+    dtypes = " and ".join(dict.fromkeys(each.partition(" ")[0] for each in found.looked_at)) or found.dtype
+    where = f"on {found.tokens} tokens in {dtypes}, at every layer it shows"
     return {
         "nothing": f"Nothing to explain: the port computes what the reference does, {where}.",
         "explained": f"Explained: {faults}; so changed, the reference's own spec computes what the port did, {where}.",

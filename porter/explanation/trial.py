@@ -194,7 +194,8 @@ class ForeignUnit(AnyUnit):
         name, port = full_name(self.name, node), self.port[node]
         if value.shape != port.shape:  # keys that the port repeats before it shows them, say
             return Judged(name, node not in GAUGES, False, None, math.inf)
-        exact = value.dtype == port.dtype and bit_equal(value, port)
+        wide = torch.promote_types(value.dtype, port.dtype)  # a dump may hold a number in a wider dtype than it had
+        exact = bit_equal(value.to(wide), port.to(wide))
         if self.by == "exact":
             return Judged(name, not exact, exact, None, 0.0 if exact else _difference(value, port))
         of_node, of_token = relative_errors(port, value)

@@ -83,8 +83,13 @@ def read_map(path: Path, *, without: re.Pattern[str] | None = None) -> Map:
 def read_value(text: str, name: str) -> Any:
     """The YAML value that `text` is, as an override gives it; `name` stands for its file in errors."""
     where = Where(Path(name), 0)
-    node = _compose(text, where.file, named=False)
+    node = _node_of_value(text, where.file)
     return None if node is None else _Reader(where.file, lines=False).value(node, where)
+
+
+@lru_cache(maxsize=4096)  # a search tries the same values again and again; a reader makes each value anew
+def _node_of_value(text: str, path: Path) -> Node | None:
+    return _compose(text, path, named=False)
 
 
 @lru_cache(maxsize=1024)  # more than there are families, or reading them in turn would find none

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from porter.explanation.explain import Explanation
-from porter.explanation.scorecard import Scorecard, Scored, draw_pairs, score_explain
+from porter.explanation.scorecard import Given, Scorecard, Scored, draw_pairs, score_explain
 from porter.explanation.zoo_file import Mistake, read_zoo
 from porter.models.build import Build
 from porter.specs.alternatives import Alternative
@@ -54,13 +54,13 @@ def test_pairs_are_of_one_family_and_change_different_axes() -> None:
         assert not axes[0] & axes[1]
 
 
-@pytest.mark.parametrize("dumped", [False, True], ids=["specs", "dumps"])
-def test_rows_are_scored_by_what_is_named(dumped: bool) -> None:
-    found = list(score_explain(ZOO, ["4", "8"], pairs=1, clean=["gemma"], dumped=dumped))
+@pytest.mark.parametrize("given", ["specs", "dumps", "modules"])
+def test_rows_are_scored_by_what_is_named(given: Given) -> None:
+    found = list(score_explain(ZOO, ["4", "8"], pairs=1, clean=["gemma"], given=given))
     assert [(each.name, each.right, all(each.valued)) for each in found] == [
         ("4", True, True), ("8", True, True), ("4 + 8", True, True), ("clean", True, True),
     ]  # fmt: skip
-    has = ("norm.math=cast_then_scale",) if dumped else ("norm.math=scale_then_cast",)
+    has = ("norm.math=scale_then_cast",) if given == "specs" else ("norm.math=cast_then_scale",)
     assert found[0].told == has
 
 
@@ -83,4 +83,4 @@ def test_the_command() -> None:
     result = porter("zoo", "--explain", "--row", "8")
     assert result.exit_code == 0 and "the right axis is named first: 1 of 1" in result.stdout, result.output
     assert "0 of 1 clean ports are accused" in result.stdout
-    assert porter("zoo", "--dumps").exit_code == 2
+    assert porter("zoo", "--dumps").exit_code == 2 and porter("zoo", "--modules").exit_code == 2
