@@ -100,9 +100,9 @@ class Fault:
 
     def _singles(self) -> Iterator[Alternative]:
         unit = self.unit
-        for each in alternatives(self.search.resolved, unit.layer, unit.section, unit.alike, alone=self.foreign):
-            if self._reaches(each.path):
-                yield each
+        every = alternatives(self.search.resolved, unit.layer, unit.section, unit.alike, alone=self.foreign)
+        reaching = (each for each in every if self._reaches(each.path))
+        yield from sorted(reaching, key=lambda each: each.path.startswith("layers["))  # of one layer alone, last
 
     def _reaches(self, path: str) -> bool:
         """Whether an axis can act on the first failing node, though the parts before it pass."""
