@@ -1,5 +1,6 @@
 """The first node that fails in a unit, and what takes the fault away: an axis, a number, a tensor, code, two axes."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol
@@ -21,6 +22,7 @@ from porter.specs.blueprint import Blueprint
 from porter.specs.resolve import Resolved
 
 NOTICEABLE = 0.75  # below float32: what only rounds otherwise may bring a node from just above its limit to just below
+_AS_GOOD = 1.05  # what a rounder number may leave over the fitted one, which is known no closer
 CLOSEST = 3  # single changes that are tried with each other one
 MOST_REFUSED = 6  # and changes that are no spec alone
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
@@ -114,11 +116,18 @@ class Fault:
         """Numbers that none of the usual ones is: fitted to what the node should be, one axis at a time."""
         if self.unit.by == "exact":
             return
-        for path, value in numbers_in_force(self.search.resolved, self.unit.layer, self.unit.section):
+        unit = self.unit
+        for path, value, start in numbers_in_force(self.search.resolved, unit.layer, unit.section, alone=self.foreign):
             if self._reaches(path):
-                fitted = fit_number(value, partial(self._error_with, path))
-                for number in rounder_numbers(fitted) if fitted else ():
+                fitted = fit_number(start, partial(self._error_with, path))
+                for number in self._as_good(path, fitted) if fitted else ():
                     yield Alternative(path, value_text(value), value_text(number))
+
+    def _as_good(self, path: str, fitted: float) -> Iterator[float]:
+        """Rounder numbers that are no worse than a fitted one, the roundest first."""
+        sizes = {number: self._error_with(path, number) for number in rounder_numbers(fitted)}
+        norms = {number: float(error.norm()) for number, error in sizes.items() if error is not None}
+        yield from (number for number, norm in norms.items() if norm <= _AS_GOOD * norms.get(fitted, math.inf))
 
     def _error_with(self, path: str, number: float) -> Tensor | None:
         """What the node has over golden, in float64, with another number; None where it cannot be."""

@@ -28,7 +28,8 @@ from porter.specs.blueprint import Blueprint
 NEEDED = {"axis": 0.95, "value": 0.90, "pairs": 0.85}
 PAIRS, SEED = 50, 0
 TOKENS = 140  # past the windows of 128, for clean ports
-_CLOSE = 1e-6  # relative; float32 knows a fitted number no closer
+# Relative: how close a fitted number can be known, from golden, from float32 and from bfloat16.
+_CLOSE = {"specs": 1e-6, "modules": 1e-5, "dumps": 2.0**-8}
 Given = Literal["specs", "dumps", "modules"]  # what explain sees of a port
 Leaves = Mapping[str, Any]
 
@@ -164,7 +165,7 @@ def _score(name: str, port: Build, rows: Sequence[Mistake], given: Given) -> Sco
         named = valued = (False,) * len(rows)
         outcome, told = error.wrong, tuple[str, ...]()
     else:
-        judged = [_judge(port, row, found, base, goal, first_alone=len(rows) == 1) for row in rows]
+        judged = [_judge(port, row, found, (base, goal), _CLOSE[given], first_alone=len(rows) == 1) for row in rows]
         named, valued = tuple(axis for axis, _ in judged), tuple(value for _, value in judged)
         outcome, told = found.outcome, found.told
     faults = tuple(row.set for row in rows)
@@ -183,14 +184,16 @@ def _explain_as(given: Given, port: Build, right: Build) -> Explanation:
 
 
 def _judge(
-    port: Build, row: Mistake, found: Explanation, base: Build, goal: Build, *, first_alone: bool
+    port: Build, row: Mistake, found: Explanation, turn: tuple[Build, Build], close: float, *, first_alone: bool
 ) -> tuple[bool, bool]:
     """Whether the axis of a row is named, and whether the changes give it the value it should have.
 
     Args:
-        base: the spec that explain changed; goal: what it should become: of a spec the right one, of a dump the port's.
+        turn: the spec that explain changed, and what it should become: of a spec the right one, of a dump the port's.
+        close: how close a number must come, relative.
         first_alone: only the first change counts as naming.
     """
+    base, goal = turn
     wrong, was, wanted = _leaves(port.blueprint), _leaves(base.blueprint), _leaves(goal.blueprint)
     without = _leaves(replace(port, overrides=tuple(o for o in port.overrides if o not in row.set)).blueprint)
     fault = {key for key in without.keys() | wrong.keys() if not _same(without.get(key), wrong.get(key))}
@@ -198,13 +201,17 @@ def _judge(
     first = [override for step in steps for change in step.equals[:1] for override in overrides_of(change)]
     named, mended = _leaves(base.changed(first).blueprint), _leaves(base.changed(found.kept).blueprint)
     is_named = any(not _same(named.get(key), was.get(key)) for key in fault)
-    return is_named, all(_same(mended.get(key), wanted.get(key)) for key in fault)
+    return is_named, all(_same(mended.get(key), wanted.get(key), close) for key in fault)
 
 
 def _leaves(blueprint: Blueprint) -> dict[str, Any]:
     """What is computed, as dotted paths; of a rotation that a spec lacks, the path with null."""
     tree = blueprint.model_dump(mode="json", exclude={"tokenizer", "family"})
-    return dict(_flat(tree, ""))
+    found = dict(_flat(tree, ""))
+    for key in found:
+        if key.endswith(".rope.partial"):  # of the share of a head, what is rotated: whole channels
+            found[key] = int(found[key] * blueprint.dims.head_dim)
+    return found
 
 
 def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -218,7 +225,7 @@ def _flat(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, float | int) and isinstance(other, float | int) and not isinstance(one, bool):
-        return abs(one - other) <= _CLOSE * max(abs(one), abs(other))
+def _same(one: Any, other: Any, close: float = _CLOSE["specs"]) -> bool:
+    if float in (type(one), type(other)) and isinstance(one, float | int) and isinstance(other, float | int):
+        return abs(one - other) <= close * max(abs(one), abs(other))
     return bool(one == other)

@@ -78,7 +78,14 @@ class Build:
         Raises:
             SpecError: a value is not allowed, or changes nothing.
         """
-        return self._resolve([parse_override(text, self.family.tree) for text in (*self.overrides, *overrides)])
+        return self._resolve(
+            [parse_override(text, self.family.tree) for text in (*self.overrides, *overrides)], self._held
+        )
+
+    @cached_property
+    def _held(self) -> dict[tuple[str, ...], Resolved]:
+        """What a search changes again and again, resolved once."""
+        return {}
 
     def checkpoint(self) -> Path:
         """The HF-layout folder of the weights; random ones are written now if they were not yet."""
@@ -111,9 +118,9 @@ class Build:
         kind: torch.dtype = getattr(torch, dtype or self.dtype)
         return Decoder(self.blueprint, Resident(self.blueprint, chosen, self.reader(), kind, at)).eval()
 
-    def _resolve(self, overrides: list[Any]) -> Resolved:
+    def _resolve(self, overrides: list[Any], held: dict[tuple[str, ...], Resolved] | None = None) -> Resolved:
         tokenizer = self.family.size(self.size).tokenizer if self.size is not None else {}
-        return resolve(self.family, self.config, overrides, tokenizer)
+        return resolve(self.family, self.config, overrides, tokenizer, held)
 
 
 def build(

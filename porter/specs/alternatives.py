@@ -15,6 +15,7 @@ from porter.specs.keys import members
 from porter.specs.kinds import ACTIVATION_TENSORS
 from porter.specs.overrides import axis_paths, keys_of
 from porter.specs.resolve import Resolved
+from porter.specs.scalings import other_scalings
 from porter.specs.schema import Dims
 
 Section = Literal["embed", "layer", "head"]  # where an axis acts
@@ -30,6 +31,7 @@ _CONSTANTS: dict[str, tuple[float, ...]] = {
     "eps": (1e-5, 1e-6, 1e-8, 1e-12), "theta": (1e4, 5e5, 1e6), "partial": (0.25, 0.4, 0.5, 0.75, 1.0),
     "residual_scale": (1.0,), "mul": (1.0,), "div": (1.0,), "softcap": (20.0, 30.0, 50.0),
 }  # fmt: skip
+_STARTS = {"softcap": 32.0, "clip_qkv": 8.0}
 _WHEN = ("before_rope", "after_rope")
 _SCALING = "=first(cfg.rope_parameters, cfg.rope_scaling)"
 
@@ -87,7 +89,8 @@ def alternatives(
         own = alone or any(each.path.startswith(f"layers[{layer}].") for each in resolved.overrides)
         if keys[0] == "block" and layer is not None and own:
             places.append(f"layers[{layer}].{'.'.join(keys[1:])}")
-        for other in _others(keys, value, resolved):
+        others = _others(keys, value, resolved)
+        for other in (*others, *_of_a_port(keys[-1], value)) if alone else others:
             if other != value_text(value):
                 yield from (Alternative(place, value_text(value), other) for place in places)
 
@@ -110,6 +113,15 @@ def _in_force(resolved: Resolved, keys: list[str], layer: int | None) -> tuple[b
             return False, None
         node = getattr(node, key)
     return True, node
+
+
+def _of_a_port(name: str, value: Any) -> Iterator[str]:
+    """Values that no config has and a port may: its scaling is wrong in a part, its window any round number."""
+    if name == "window":
+        yield from (str(2**power) for power in range(4, 14))
+    elif name == "scaling" and value is not None:
+        given = value.model_dump(exclude_none=True, exclude_defaults=True) if hasattr(value, "model_dump") else value
+        yield from map(value_text, other_scalings(given))
 
 
 def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
@@ -139,14 +151,24 @@ def _others(keys: list[str], value: Any, resolved: Resolved) -> Iterator[str]:
         yield from dict.fromkeys(value_text(int(each) if whole else float(each)) for each in values)
 
 
-def numbers_in_force(resolved: Resolved, layer: int | None, section: Section) -> Iterator[tuple[str, float]]:
-    """The continuous axes that act in a unit, with their values: whose right value may be any number."""
+def numbers_in_force(
+    resolved: Resolved, layer: int | None, section: Section, *, alone: bool = False
+) -> Iterator[tuple[str, float | None, float]]:
+    """The continuous axes that act in a unit, whose right value may be any number: path, value, where to start from.
+
+    Args:
+        alone: those that are not in force, too, which a port may have.
+    """
     for path in axis_paths(resolved.family.tree):
         keys = keys_of(path)
         if keys[0] in _SECTIONS[section] and keys[0] != "weights" and keys[-1] != "by":
             found, value = _in_force(resolved, keys, layer)
-            if found and isinstance(value, float) and float in members(field_of(keys).annotation) and value > 0:
-                yield path, value
+            if not found or float not in members(field_of(keys).annotation):
+                continue
+            if isinstance(value, float) and value > 0:
+                yield path, value, value
+            elif alone and value is None and keys[-1] in _STARTS:
+                yield path, None, _STARTS[keys[-1]]
 
 
 def other_dims(resolved: Resolved, sizes: Iterable[int]) -> Iterator[Alternative]:

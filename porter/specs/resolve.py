@@ -41,6 +41,7 @@ def resolve(
     config: Mapping[str, Any],
     overrides: Sequence[Override] = (),
     tokenizer: Mapping[str, Any] | None = None,
+    held: dict[tuple[str, ...], Resolved] | None = None,
 ) -> Resolved:
     """The blueprint of `family` for a config.
 
@@ -48,16 +49,26 @@ def resolve(
         config: config.json, or a size's config.
         overrides: changes of axes; each must change the blueprint.
         tokenizer: conventions of one size, merged onto the family's.
+        held: what all but the last of the overrides made, of this family and config; read and added to.
 
     Raises:
         SpecError: the spec is wrong, refuses the config, or an override is unknown or changes nothing.
     """
-    resolved = _resolve(family, config, (), tokenizer or {})
+    held = {} if held is None else held
+    if () not in held:
+        held[()] = _resolve(family, config, (), tokenizer or {})
+    resolved = held[()]
     for count, override in enumerate(overrides, start=1):
+        texts = tuple(each.text for each in overrides[:count])
+        if texts in held:
+            resolved = held[texts]
+            continue
         changed = _resolve_changed(family, config, overrides[:count], tokenizer or {})
         if changed.blueprint.hash == resolved.blueprint.hash:
             raise _without_effect(resolved, override)
         resolved = changed
+        if count < len(overrides):
+            held[texts] = resolved
     return resolved
 
 

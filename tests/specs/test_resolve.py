@@ -10,6 +10,7 @@ import pytest
 from porter.errors import PreflightError, SpecError
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_family, find_model, read_family
+from porter.specs.overrides import parse_override
 from porter.specs.resolve import Resolved, check_config_is_read, resolve, resolve_size
 
 Write = Callable[..., Path]
@@ -228,3 +229,18 @@ def test_resolving_gemma_2_9b_takes_less_than_50_ms() -> None:
         resolve_size(family, str(size))
         times.append(time.perf_counter() - start)
     assert min(times) < 0.05
+
+
+def test_prefixes_that_are_held_give_what_is_resolved_anew_and_refuse_the_same() -> None:
+    family = find_family("llama")
+    config = family.size("tiny").config
+    texts = ["block.mlp.act=gelu", "norm.eps=1e-3", "block.attn.window=7"]
+    overrides = [parse_override(each, family.tree) for each in texts]
+    held: dict[tuple[str, ...], Resolved] = {}
+    for _ in range(2):
+        assert resolve(family, config, overrides, held=held).blueprint == resolve(family, config, overrides).blueprint
+    assert set(held) == {(), tuple(texts[:1]), tuple(texts[:2])}
+    again = [overrides[0], parse_override("norm.eps=1e-5", family.tree), overrides[2]]
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"norm\.eps=1e-5 changes nothing"):
+            resolve(family, config, again, held=held)
