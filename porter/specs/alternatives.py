@@ -31,7 +31,7 @@ _CONSTANTS: dict[str, tuple[float, ...]] = {
     "eps": (1e-5, 1e-6, 1e-8, 1e-12), "theta": (1e4, 5e5, 1e6), "partial": (0.25, 0.4, 0.5, 0.75, 1.0),
     "residual_scale": (1.0,), "mul": (1.0,), "div": (1.0,), "softcap": (20.0, 30.0, 50.0),
 }  # fmt: skip
-_STARTS = {"softcap": 32.0, "clip_qkv": 8.0}
+_STARTS = {"softcap": 32.0, "clip_qkv": 8.0, "scale": 8.0}
 _WHEN = ("before_rope", "after_rope")
 _SCALING = "=first(cfg.rope_parameters, cfg.rope_scaling)"
 
