@@ -3,6 +3,10 @@
     torchrun --nproc-per-node 2 benchmarks/gpu_fsdp2.py --device cuda --out benchmarks/results/fsdp2_h200
     torchrun --nproc-per-node 2 benchmarks/gpu_fsdp2.py --device cpu --out /tmp/fsdp2      (gloo, tiny models)
 
+On a machine that downloads nothing, carry .whl, whose wheels porter needs there, and run
+    python3 -m pip install -q --no-index --no-deps .whl/*.whl; export PYTHONPATH=$PWD:$PWD/kernels
+    torchrun --nproc-per-node 2 benchmarks/gpu_fsdp2.py --commit COMMIT --out $OUT/fsdp2_h200
+
 Each layer is sharded, the root, and in some rows the head by itself. A rank takes its share of the batch, whose mean
 the averaged gradients are of. Golden is HuggingFace's model in float64 on one device with the whole batch; an error is
 relative to it, of the loss, of all gradients as one vector, and of the worst parameter; rho is the error over that of
