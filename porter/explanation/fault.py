@@ -25,6 +25,8 @@ NOTICEABLE = 0.75  # below float32: what only rounds otherwise may bring a node 
 _AS_GOOD = 1.05  # what a rounder number may leave over the fitted one, which is known no closer
 CLOSEST = 3  # single changes that are tried with each other one
 MOST_REFUSED = 6  # and changes that are no spec alone
+FITTED_BESIDE = ("attn.scale",)  # numbers that are fitted beside another change
+MOST_BESIDE = 40  # such changes
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
     "attn.": ("block.mlp.act", "block.mlp.gated", "block.moe", "weights.block.mlp.", "weights.block.moe."),
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
@@ -95,6 +97,8 @@ class Fault:
             self._try_fits()
         if not self.equals:
             self._try_each(_pairs(singles, [change[0] for change in self.refused if len(change) == 1]))
+        if not self.equals and not by_bits:
+            self._try_beside(singles)
 
     def _explains_all(self) -> bool:
         """Whether one of the changes leaves nothing of the unit to explain."""
@@ -123,17 +127,33 @@ class Fault:
                 for number in self._as_good(path, fitted) if fitted else ():
                     yield Alternative(path, value_text(value), value_text(number))
 
-    def _as_good(self, path: str, fitted: float) -> Iterator[float]:
+    def _try_beside(self, singles: Sequence[Tried]) -> None:
+        """The changes that bring the node closest, each with a factor of the scores that is fitted beside it.
+
+        Any number may be wrong there, and no list of numbers has it, so that no pair does.
+        """
+        unit = self.unit
+        numbers = numbers_in_force(self.search.resolved, unit.layer, unit.section, alone=self.foreign)
+        factors = [each for each in numbers if each[0].endswith(FITTED_BESIDE) and self._reaches(each[0])]
+        for tried in sorted(singles, key=lambda each: each.residual)[:MOST_BESIDE]:
+            for path, value, start in factors:
+                if self.equals or tried.change[0].path == path:
+                    continue
+                fitted = fit_number(start, partial(self._error_with, path, beside=tried.change))
+                for number in self._as_good(path, fitted, tried.change) if fitted else ():
+                    self._try_each([(*tried.change, Alternative(path, value_text(value), value_text(number)))])
+
+    def _as_good(self, path: str, fitted: float, beside: Change = ()) -> Iterator[float]:
         """Rounder numbers that are no worse than a fitted one, the roundest first."""
-        sizes = {number: self._error_with(path, number) for number in rounder_numbers(fitted)}
+        sizes = {number: self._error_with(path, number, beside) for number in rounder_numbers(fitted)}
         norms = {number: float(error.norm()) for number, error in sizes.items() if error is not None}
         yield from (number for number, norm in norms.items() if norm <= _AS_GOOD * norms.get(fitted, math.inf))
 
-    def _error_with(self, path: str, number: float) -> Tensor | None:
-        """What the node has over golden, in float64, with another number; None where it cannot be."""
+    def _error_with(self, path: str, number: float, beside: Change = ()) -> Tensor | None:
+        """What the node has over golden, in float64, with another number beside a change; None where it cannot be."""
         change = Alternative(path, "", value_text(number))
         try:
-            blueprint = self.search.build.changed(self.search.with_change((change,))).blueprint
+            blueprint = self.search.build.changed(self.search.with_change((*beside, change))).blueprint
         except SpecError:
             return None
         return self.unit.error(self.node, blueprint)

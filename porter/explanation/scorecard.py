@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
@@ -117,12 +118,8 @@ def score_explain(
     for name, row in rows.items():
         yield _score(name, plan_port(row, zoo.tokens), [row], given)
         progress(name)
-    for one, other in draw_pairs(rows, pairs):
-        port = plan_port(rows[one], zoo.tokens)
-        both = replace(
-            port, config={**port.config, **rows[other].config}, overrides=(*rows[one].set, *rows[other].set),
-            tokens=max(port.tokens or 0, rows[other].tokens or 0),
-        )  # fmt: skip
+    for one, other in draw_pairs(rows, pairs, zoo.tokens):
+        both = _port_of_both(rows[one], rows[other], zoo.tokens)
         yield _score(f"{one} + {other}", both, [rows[one], rows[other]], given)
         progress(f"{one} + {other}")
     for family in builtin_spec_names() if clean is None else clean:
@@ -140,15 +137,34 @@ def chosen_mistakes(zoo: Zoo, names: Iterable[str], given: Given) -> dict[str, M
     return {name: row for name, row in found.items() if given == "specs" or row.stage != "preflight"}
 
 
-def draw_pairs(rows: Mapping[str, Mistake], count: int) -> list[tuple[str, str]]:
-    """Pairs of rows of one family that change different axes; seeded, none twice."""
+def draw_pairs(rows: Mapping[str, Mistake], count: int, tokens: int = TOKENS) -> list[tuple[str, str]]:
+    """Pairs of rows of one family that change different axes and make a port together; seeded, none twice."""
     possible = [
         (one, other)
         for position, one in enumerate(rows) for other in list(rows)[position + 1 :]
         if rows[one].family == rows[other].family and rows[one].size == rows[other].size
         and not _axes(rows[one]) & _axes(rows[other]) and "preflight" not in (rows[one].stage, rows[other].stage)
     ]  # fmt: skip
-    return random.Random(SEED).sample(possible, min(count, len(possible)))
+    drawn = random.Random(SEED).sample(possible, min(count, len(possible)))
+    spare = (pair for pair in random.Random(SEED).sample(possible, len(possible)) if pair not in drawn)
+    made = [pair for pair in drawn if _is_port(rows, pair, tokens)]
+    return [*made, *islice((pair for pair in spare if _is_port(rows, pair, tokens)), len(drawn) - len(made))]
+
+
+def _is_port(rows: Mapping[str, Mistake], pair: tuple[str, str], tokens: int) -> bool:
+    """Whether the two together are a spec: one may need what the other takes away."""
+    try:
+        return bool(_port_of_both(rows[pair[0]], rows[pair[1]], tokens).blueprint)
+    except PorterError:
+        return False
+
+
+def _port_of_both(one: Mistake, other: Mistake, tokens: int) -> Build:
+    port = plan_port(one, tokens)
+    return replace(
+        port, config={**port.config, **other.config}, overrides=(*one.set, *other.set),
+        tokens=max(port.tokens or 0, other.tokens or 0),
+    )  # fmt: skip
 
 
 def _axes(row: Mistake) -> set[str]:
