@@ -9,8 +9,10 @@ from porter.cli.options import DTYPES
 @click.argument("model")
 @click.option("--size", help="Size of a family.")
 @click.option("--layers", type=int, help="So many layers in place of the size's.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Samples of a step.")
-@click.option("--seq", "tokens", type=int, default=4096, show_default=True, help="Tokens of a sample.")
+@click.option("--batch", type=click.IntRange(max=2**20), default=1, show_default=True, help="Samples of a step.")
+@click.option(
+    "--seq", "tokens", type=click.IntRange(max=2**24), default=4096, show_default=True, help="Tokens of a sample."
+)
 @click.option("--dtype", type=DTYPES, default="bfloat16", show_default=True, help="Of weights and activations.")
 @click.option("--attention", type=click.Choice(["sdpa", "eager"]), default="sdpa", show_default=True)
 @click.option(

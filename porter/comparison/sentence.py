@@ -19,6 +19,7 @@ _PATHS = {  # check of the behaviour stage -> what acts on its path alone
     "prompts": "positions and mask of padded rows",
     "logits": "the head, and what precision judged before it",
     "greedy": "decoding, where it writes on",
+    "loss": "head and loss in one, linear_cross_entropy",
 }
 
 _SAID = 2  # parts of a module that are not called
@@ -134,7 +135,7 @@ def _missed(report: DiffReport, first: Injected) -> str:
 def _misbehaved(report: DiffReport, fail: Behaviour) -> str:
     where = f"FAIL at {fail.name} (behaviour, {fail.dtype}): {fail.detail}"
     again = shlex.join(["porter", "diff", report.name, "--stage", "behaviour"])
-    return f"{where}; look at {_PATHS[fail.name]}; next: {again}"
+    return f"{where}; look at {_PATHS[fail.name.partition(':')[0]]}; next: {again}"
 
 
 def _warned(report: DiffReport) -> str:

@@ -22,7 +22,7 @@ class AutoModelForCausalLM:
         switches = {name: kwargs.pop(name) for name in _SWITCHES if name in kwargs}
         auto: Any = transformers.AutoModelForCausalLM
         model = auto.from_pretrained(name_or_path, *args, **kwargs)
-        patch(model, **switches)
+        patch(model[0] if isinstance(model, tuple) else model, **switches)  # output_loading_info gives two
         return model
 
     @staticmethod

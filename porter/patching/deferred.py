@@ -23,6 +23,12 @@ def _looking(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda deferred, *others: function(deferred.logits(), *others)
 
 
+def _version(head: nn.Module) -> int | None:
+    """How often a head's weight was written to; None of one that is sharded, which other tensors stand for."""
+    weight = head.weight
+    return weight._version if type(weight) is nn.Parameter else None
+
+
 class DeferredLogits:
     """Logits that are computed when something looks at them.
 
@@ -40,6 +46,7 @@ class DeferredLogits:
     ) -> None:
         self.head, self.hidden, self.autocast, self.steps = head, hidden, autocast, steps
         self._found: Tensor | None = None
+        self._version = None if torch.compiler.is_compiling() else _version(head)
 
     @property
     def shape(self) -> torch.Size:
@@ -58,9 +65,15 @@ class DeferredLogits:
     def logits(self) -> Tensor:
         """The logits, with their graph, whether or not who looks first wants one; computed once."""
         if self._found is None:
+            if self._version is not None and _version(self.head) not in (self._version, None):
+                raise RuntimeError(
+                    "logits that nobody has looked at yet, of a head whose weight has changed since the forward pass. "
+                    "Look at them before optimizer.step(): out.logits[...]"
+                )
             device = self.device.type
+            own = {"deferred": False} if getattr(self.head, "defers", False) else {}  # else it was unpatched since
             with torch.enable_grad(), torch.autocast(device, self.autocast, enabled=self.autocast is not None):
-                value: Tensor = self.head(self.hidden, deferred=False)
+                value: Tensor = self.head(self.hidden, **own)
                 for what, factor in self.steps:
                     value = value * factor if what == "times" else value.tanh()
             self._found = value
@@ -95,6 +108,8 @@ class DeferredLogits:
     __pow__ = _looking(operator.pow)
     __neg__, __abs__ = _looking(operator.neg), _looking(operator.abs)
     __lt__, __le__, __gt__, __ge__ = map(_looking, (operator.lt, operator.le, operator.gt, operator.ge))
+    __eq__, __ne__ = _looking(operator.eq), _looking(operator.ne)
+    __hash__ = object.__hash__
 
     def float(self) -> "DeferredLogits":
         """Itself: the loss computes in float32."""

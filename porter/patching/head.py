@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from porter.patching.deferred import DeferredLogits, redeemed
 from porter.patching.swap import Plain, fuse
@@ -28,6 +29,7 @@ class FusedHead(Plain):
     weight: Tensor
     bias: Tensor | None
     deferring = False
+    defers = True  # what DeferredLogits knows it by
 
     def forward(self, hidden: Tensor, *, deferred: bool | None = None, loss: Mapping[str, Any] | None = None) -> Any:
         """[..., V], or the promise of it; with `loss`, linear_cross_entropy's arguments, the loss alone."""
@@ -35,7 +37,8 @@ class FusedHead(Plain):
             few = hidden.numel() <= LEAN_ROWS * hidden.shape[-1]
             given = {"accumulate": "weight" if few else "float32", **loss}
             return linear_cross_entropy(hidden, self.weight, bias=self.bias, **given)
-        if (self.deferring if deferred is None else deferred) and torch.is_grad_enabled():
+        wanted = self.deferring and not _has_hooks(self) if deferred is None else deferred
+        if wanted and torch.is_grad_enabled():
             device = hidden.device.type
             autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
             return DeferredLogits(self, hidden, autocast)  # type: ignore[arg-type]  # it is mixed into a module
@@ -154,6 +157,7 @@ def fuse_head(model: Any) -> None:
     """Puts head, loss and hooks in place."""
     head = output_head(model)
     assert head is not None
+    restore_head(model)  # of a head that was exchanged since, loss and hooks are there
     fuse_head_alone(head)
     model.loss_function = FusedLoss(model.loss_function, "_loss_function" in model.__dict__)
     model.register_forward_pre_hook(Deferral(), with_kwargs=True)
@@ -188,11 +192,23 @@ def why_not_head(model: Any) -> str | None:
             f"the output head is a {type(head).__module__.partition('.')[0]} {type(head).__name__}, not a torch "
             f"Linear: what it adds to its weight, an adapter or a quantisation, would be left out"
         )
-    if head._forward_hooks or head._forward_pre_hooks:
+    if _has_hooks(head):
         return "the output head has hooks, which would not be called with logits"
+    loss = model.loss_function.original if isinstance(model.loss_function, FusedLoss) else model.loss_function
+    if loss is not ForCausalLMLoss:
+        return f"its loss is {getattr(loss, '__name__', type(loss).__name__)}, not HuggingFace's ForCausalLMLoss"
     if not _calls_its_loss(type(model).forward):
         return f"{type(model).__name__} computes its loss by itself"
     return None
+
+
+def _has_hooks(head: Any) -> bool:
+    """Whether somebody looks at a head's input or output; FSDP's hooks, which gather its weight, do not."""
+    hooks = (*head._forward_hooks.values(), *head._forward_pre_hooks.values())
+    makers = (
+        getattr(hook, "__module__", None) or getattr(getattr(hook, "func", None), "__module__", "") for hook in hooks
+    )
+    return any(not str(maker).startswith("torch.distributed") for maker in makers)
 
 
 def output_head(model: Any) -> nn.Module | None:

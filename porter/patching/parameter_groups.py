@@ -54,6 +54,9 @@ def parameter_groups(
         if value is not None and value < 0:
             raise UsageError(f"{name} {value}", "0 or more", f"Pass {name}={-value}, or leave it out.")
     bare = unwrapped(model)
+    if bare.get_output_embeddings() is None:
+        wrong = f"{type(bare).__name__} has no output head, and the spec's paths are those of a model with one"
+        raise UsageError(wrong, "the model with its head", "Pass what AutoModelForCausalLM gives.")
     blueprint = blueprint_of(bare)
     tables = {id(each) for module in tables_of(bare, blueprint) for each in module.parameters()}
     of_norms = {id(each) for module in _norms_of(bare, blueprint) for each in module.parameters()}

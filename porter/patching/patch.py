@@ -22,6 +22,7 @@ from porter.patching.swap import PREFIX, can_restore, fused_modules, restore
 from porter.specs.blueprint import Blueprint
 from porter.specs.family import find_model_type
 from porter.specs.resolve import resolve
+from porter_kernels.launch import INTERPRETING
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ORIGINAL = "porter_original"
@@ -140,8 +141,8 @@ def patch_model(model: Any, wanted: frozenset[str], blueprint: Blueprint | None 
     for step in found.left:
         if step.op == "linear_cross_entropy":
             raise PatchError(
-                f"linear_cross_entropy: {step.reason}", "a head that is a torch Linear",
-                "Pass linear_cross_entropy=False, or patch before the head is wrapped.",
+                f"linear_cross_entropy: {step.reason}", "a head that is a torch Linear, and HuggingFace's own loss",
+                "Pass linear_cross_entropy=False: the other ops are patched.",
             )  # fmt: skip
     for each in found.replaced:
         each.apply()
@@ -192,7 +193,12 @@ def blueprint_of(model: Any) -> Blueprint:
 def _check_dtypes(model: Any) -> None:
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point() and parameter.dtype not in _DTYPES and parameter.dtype.itemsize > 1:
-            raise PatchError(f"{name} is {parameter.dtype}", "float32, bfloat16 or float16", "model.to(torch.bfloat16)")
+            raise PatchError(f"{name} is {parameter.dtype}", "float32, bfloat16 or float16", "model.to(torch.float32)")
+    if not INTERPRETING and not torch.cuda.is_available():
+        raise PatchError(
+            "no GPU, and triton was imported before porter.patching", "Triton's interpreter, chosen before that",
+            "On a CPU, import porter.patching before transformers, or set TRITON_INTERPRET=1.",
+        )  # fmt: skip
 
 
 # --- types ------------------------------------------------------------------------------------------

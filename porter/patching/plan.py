@@ -19,6 +19,7 @@ from porter.patching.feed_forward import (
 from porter.patching.head import fuse_head, why_not_head
 from porter.patching.norms import fuse_norm, why_not_norm
 from porter.patching.rotation import fuse_rotation, rotations_of
+from porter.patching.stock import why_not_activation, why_not_eps, why_not_stock
 from porter.patching.swap import is_fused
 from porter.references.hooks import Modules, find_module, modules_by_path
 from porter.specs.blueprint import Blueprint, norms, projections
@@ -107,7 +108,8 @@ def _norm(modules: Modules, blueprint: Blueprint, name: str, spec: Norm, shape: 
     module = find_module(modules, blueprint, name) if known else None
     if module is None:
         return name, op, "no module of HuggingFace's is this norm and no other"
-    return module, op, why_not_norm(module, spec, shape) or partial(fuse_norm, module, spec)
+    refusal = why_not_norm(module, spec, shape) or why_not_stock(module) or why_not_eps(module, spec.eps)
+    return module, op, refusal or partial(fuse_norm, module, spec)
 
 
 def _rotation(modules: Modules, blueprint: Blueprint, index: int) -> Iterator[_Place]:
@@ -119,7 +121,7 @@ def _rotation(modules: Modules, blueprint: Blueprint, index: int) -> Iterator[_P
     if attention is None:
         yield f"layers.{index}.attn", "rope", "no module of HuggingFace's is this attention"
         return
-    found = rotations_of(attention, block.rope, blueprint.dims)
+    found = why_not_stock(attention) or rotations_of(attention, block.rope, blueprint.dims)
     yield attention, "rope", found if isinstance(found, str) else partial(fuse_rotation, attention, found)
 
 
@@ -140,6 +142,8 @@ def _branch(modules: Modules, blueprint: Blueprint, index: int, scope: str, act:
     branch = None if down is None else _parent(modules, down)
     if down is None or branch is None:
         return f"layers.{index}.{scope}", "glu", "no module of HuggingFace's is this branch"
+    if (changed := why_not_stock(branch)) is not None and (scope != "mlp" or block.mlp.gated):
+        return branch, "glu", changed
     if act in ACTIVATION_TENSORS or plugin_of("activation", act) is not None:
         return branch, "glu", f"no kernel has the activation {act}"
     if scope == "mlp" and not block.mlp.gated:
@@ -152,6 +156,9 @@ def _branch(modules: Modules, blueprint: Blueprint, index: int, scope: str, act:
         if child is None:
             return branch, "glu", "its projections are not the children of one module"
         parts[name.removeprefix(f"{scope}.")] = child
+    own = activations_of(branch)
+    if len(own) == 1 and (other := why_not_activation(own[0], act)) is not None:
+        return branch, "glu", other
     if dropouts_of(branch):
         return branch, "glu", "it drops numbers out between its projections"
     if "gate_up" not in parts:
@@ -167,7 +174,8 @@ def _activation(modules: Modules, branch: nn.Module, act: str) -> _Place:
         return branch, "glu", f"it has {len(found)} modules that may be its activation, not one"
     if is_shared(found[0], branch, modules.values()):
         return branch, "glu", "its activation is one object for several models"
-    return found[0], "glu", partial(fuse_activation, found[0], act)
+    refusal = why_not_stock(found[0]) or why_not_activation(found[0], act)
+    return found[0], "glu", refusal or partial(fuse_activation, found[0], act)
 
 
 def _layout(rule: WeightRule) -> Any:

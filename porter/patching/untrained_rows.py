@@ -17,6 +17,7 @@ from porter.patching.patch import unwrapped
 
 _NEAR_ZERO = 1e-3  # of the median length of rows
 _FAR_BELOW, _GAP = 0.25, 2.0  # of the median; and the next longer row is so many times as long
+_PAIR = 2  # as many alike may be a token and a new one that was made of it
 _SHOWN = 6
 
 
@@ -122,9 +123,11 @@ def judge_rows(weight: Tensor, name: str = "the table") -> dict[str, tuple[int, 
 
 
 def _copies(wide_VH: Tensor) -> Tensor:
-    """[V], which rows equal another: tokens that are trained each have a gradient of their own."""
+    """[V], which rows equal two others or more: tokens that are trained each have a gradient of their own, and a new
+    one is often begun as the copy of another.
+    """
     _, which_V, counts = torch.unique(wide_VH, dim=0, return_inverse=True, return_counts=True)
-    repeated: Tensor = counts[which_V] > 1
+    repeated: Tensor = counts[which_V] > _PAIR
     return repeated
 
 
