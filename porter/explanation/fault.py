@@ -26,7 +26,7 @@ _AS_GOOD = 1.05  # what a rounder number may leave over the fitted one, which is
 CLOSEST = 3  # single changes that are tried with each other one
 MOST_REFUSED = 6  # and changes that are no spec alone
 FITTED_BESIDE = ("attn.scale",)  # numbers that are fitted beside another change
-MOST_BESIDE = 40  # such changes
+MOST_BESIDE = 12  # such changes: each costs some thirty runs of the unit
 _ELSEWHERE = {  # part of a layer that fails -> what cannot reach it, as the parts before it pass
     "attn.": ("block.mlp.act", "block.mlp.gated", "block.moe", "weights.block.mlp.", "weights.block.moe."),
     "mlp.": ("block.rope", "block.attn.", "weights.block.attn."),
