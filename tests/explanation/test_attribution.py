@@ -44,7 +44,11 @@ CASES = [  # family, faults, dtype, nodes that have a share
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "faults", "at", "nodes"), CASES, ids=lambda each: str(each)[:40])
+@pytest.mark.parametrize(
+    ("family", "faults", "at", "nodes"),
+    CASES,
+    ids=lambda each: str(sorted(each) if isinstance(each, set) else each)[:40],
+)
 def test_shares_sum_to_one_and_are_those_of_the_nodes_that_are_wrong(
     family: str, faults: list[str], at: str, nodes: set[str]
 ) -> None:
