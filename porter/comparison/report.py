@@ -155,7 +155,7 @@ class Behaviour:
     """One check of the behaviour stage in one dtype: another way through the model that must not matter.
 
     Attributes:
-        name: cache, decode, chunks, window, padding.left, padding.right, batch, packed, prompts, logits, greedy.
+        name: cache, decode, chunks, window, padding.left, padding.right, batch, packed, prompts, logits, greedy, loss.
         measured, limit: what was found, and what it may be to pass; 0.0 where nothing was compared.
         detail: what was compared and what came of it, in one sentence.
         where: the node and token that are worst, or the step; empty where it does not apply.

@@ -9,8 +9,6 @@ from dataclasses import fields, is_dataclass
 from importlib.resources import files
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from porter.comparison.explained import Explained
 from porter.reports.schema import NUMBER, Maker
 
@@ -18,7 +16,6 @@ SCHEMA = "porter.explain/1"
 FILE = "porter.explain-1.schema.json"
 Json = dict[str, Any]
 _KEYS = {"exit_code": "exit"}  # field of Explained -> its key
-_READER = TypeAdapter(Explained)
 
 
 def explained_to_json(found: Explained) -> Json:
@@ -32,8 +29,13 @@ def explained_from_json(document: Mapping[str, Any]) -> Explained:
 
     Raises: ValueError: a key is missing or malformed.
     """
+    from pydantic import TypeAdapter  # of a report without an explanation nothing needs it
+
     named = {key: field for field, key in _KEYS.items()}
-    return _READER.validate_python({named.get(key, key): value for key, value in document.items()})
+    found: Explained = TypeAdapter(Explained).validate_python(
+        {named.get(key, key): value for key, value in document.items()}
+    )
+    return found
 
 
 def explain_to_text(found: Explained, report: str | None = None) -> str:

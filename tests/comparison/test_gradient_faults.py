@@ -118,12 +118,12 @@ def test_an_op_with_a_wrong_backward_fails_where_it_acts(name: str, ops: str) ->
 
 SOURCE = {
     "the residual stream is cut before attention's sum": (
-        "llama", Layer.forward, "= x_BTD + attn_BTD", "= x_BTD.detach() + attn_BTD", "layers.2.resid_pre"
+        "llama", Layer.forward, "self.attn_add(x_BTD,", "self.attn_add(x_BTD.detach(),", "layers.2.resid_pre"
     ),
     "the residual stream is cut before the feed-forward's sum": (
         "llama", Layer.forward, "= x_BTD + mlp_BTD", "= x_BTD.detach() + mlp_BTD", "layers.2.resid_mid"
     ),
-    "keys are cut off": ("gemma3", Attention._attend, "(k_BGSK, v_BGSK))", "(k_BGSK.detach(), v_BGSK))",
+    "keys are cut off": ("gemma3", Attention._attend, "self.repeat_k(k_BGSK)", "self.repeat_k(k_BGSK.detach())",
                          "layers.5.attn.k_norm.weight"),
     "the weights of attention are cut off": (
         "gpt2", Attention._attend, "= weights_BHTS @", "= weights_BHTS.detach() @", "layers.2.attn.qkv.weight"

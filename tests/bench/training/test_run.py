@@ -238,4 +238,4 @@ def test_the_lean_loss_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         model = weights.fresh_model()
         weights.share_with(model)
         Stepper(trainers.TRAINERS[name], model, weights).backward()
-    assert asked == [None, "weight"]
+    assert asked == ["weight", "weight"]  # of few rows it is what a patched model asks for by itself
