@@ -1,4 +1,4 @@
-"""Every family's HuggingFace model at its tiny size, patched, by the comparator: forward, gradients and loss, a row each.
+"""Every family's HuggingFace model at its tiny size, patched, by the comparator: forward, gradients, loss; a row each.
 
 python benchmarks/verify_patches.py            # make patched; two minutes of CPU time; exit 1 when one does not pass
 """
