@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # On a GPU machine: SmolLM2 fine-tuned for 200 steps, plain and patched, whole and with LoRA. Results land in OUT.
-#   bash benchmarks/gpu_sft.sh STATE OUT COMMIT "TRAINER DTYPE" ...
+#   bash benchmarks/gpu_sft.sh STATE OUT COMMIT "TRAINER DTYPE [full | lora]" ...
 #
 # Where nothing can be downloaded, 64 MiB are carried a call, the tree's 22 among them, and /tmp stays between calls:
 # three calls, one soon after another. Prepared in .gpu/sft, which git ignores, by
@@ -34,12 +34,13 @@ has_trl=1
 python3 -c 'import trl; from trl import SFTTrainer; print("trl", trl.__version__)' || has_trl=0
 status=0
 for run in "$@"; do
-  read -r trainer dtype <<<"$run"
+  read -r trainer dtype training <<<"$run"
   if [ "$trainer" = trl ] && [ $has_trl = 0 ]; then
     echo "TRL cannot be imported here: HuggingFace's Trainer in its place"
     trainer=transformers
   fi
   timeout 560 python3 benchmarks/sft_smollm2.py --weights "$gguf" --steps 200 --batch 4 --tokens 256 --dtype "$dtype" \
-    --trainer "$trainer" --device cuda --commit "$commit" --out "$out/sft_${trainer}_${dtype}_h200" || status=1
+    --trainer "$trainer" ${training:+--training "$training"} --device cuda --commit "$commit" \
+    --out "$out/sft_${trainer}_${dtype}${training:+_$training}_h200" || status=1
 done
 exit $status
