@@ -2,6 +2,7 @@
 
 Attention hands RoPE the gradient of its queries in the order of memory that suits attention, heads behind positions. A
 kernel that reads it as if it lay as the forward's output did rotates numbers of one head by the position of another.
+Which of torch's attentions does so depends on device, dtype and shape, so the gradient is laid out like that here.
 """
 
 from collections.abc import Callable
@@ -32,13 +33,8 @@ class _BelievesContiguous(torch.autograd.Function):
 
 
 def _misread(gradient: Tensor) -> Tensor:
-    """What lies in memory where a contiguous tensor of that shape would."""
-    first = gradient.as_strided((gradient.numel(),), (1,)) if _is_dense(gradient) else gradient.flatten()
-    return first.view(gradient.shape)
-
-
-def _is_dense(tensor: Tensor) -> bool:
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) < tensor.numel()
+    """[B, heads, T, head] with heads behind positions in memory, read as if positions lay behind heads."""
+    return gradient.transpose(1, 2).contiguous().view(gradient.shape)
 
 
 def believe_contiguous() -> None:
