@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,13 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     path = folder / "tokenizer.json"
     if not path.is_file():
         return None
+    status = path.stat()
+    return _read_tokenizer(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=1)
+def _read_tokenizer(path: Path, _mtime_ns: int, _size: int) -> Tokenizer:
+    """Held, since a large vocabulary takes a second to read, and porter explain and the diff before it both ask."""
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the tokenizers library raises nothing narrower

@@ -24,7 +24,11 @@ _HEAD_TOKENS = 16  # of the head, which is as wide as the vocabulary, the last t
 
 
 class SpecWalk:
-    """The reference in one dtype, and golden for semantics, through embedding, layers and head."""
+    """The reference in one dtype, through embedding, layers and head.
+
+    For semantics golden runs beside it, a layer of each kind is looked at, and behind the last of these the head
+    follows: a layer passed through would tell nothing, and each unit is judged on what golden gives it, be it early.
+    """
 
     def __init__(self, search: Search, folder: Path, ids_BT: Tensor, by: By, dtype: torch.dtype) -> None:
         self.port, self.by, self.dtype, self.ids_BT = search.resolved.blueprint, by, dtype, ids_BT
@@ -54,6 +58,9 @@ class SpecWalk:
         yield "embed", self._unit("embed", {}, nodes)
         x_BTD = nodes[-1]["embed.out"]
         for index in range(num_layers):
+            if self.by == "semantics" and index > max(self.kinds):
+                yield f"layers.{index}", None
+                continue
             self._release()
             given = x_BTD.to(self.dtype)
             after = stream.layer(index, given.to(stream.dtype))

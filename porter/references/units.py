@@ -170,7 +170,10 @@ class Widened:
 
     def chunks(self) -> Iterator[dict[str, Tensor]]:
         for chunk in self.narrow.chunks():
-            yield {name: value.double() for name, value in chunk.items()}
+            wide = {name: self._scratch.widen(value) for name, value in chunk.items()}
+            yield wide
+            for value in wide.values():
+                self._scratch.take_back(value)
 
     def _widen(self, slots: list[Slot]) -> Callable[..., None]:
         def fill(_module: nn.Module, _args: Any) -> None:
