@@ -1,5 +1,6 @@
 """porter patch: which kernels a HuggingFace model would have, and the proof that it is still the same model."""
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import click
 
 from porter.cli.freed_memory import keep_freed_memory
 from porter.cli.options import report_options
+from porter.errors import UsageError
 
 _OPS = ("rms_norm", "layer_norm", "rope", "glu", "linear_cross_entropy")
 
@@ -46,16 +48,27 @@ def patch(
 
     MODEL is what porter build takes; without it, the build just made. With --verify the patched model is compared with
     the unpatched one, layer by layer, forward and gradients, and a report is written; exit codes are porter diff's.
+    --json writes that report, or without --verify the list.
     """
     keep_freed_memory()
     from porter.comparison.request import find_build
     from porter.patching.plan import read_ops
     from porter.patching.verify import preview_patch, verify_patch
+    from porter.reports.write import write_file
 
+    if html_path is not None and not verify:
+        raise UsageError("--html without --verify", "a report to draw the page of", "Add --verify, or leave it out.")
     build = find_build(model, size, weights, (), dtype, "reference", device)
     wanted = read_ops(without)
+    planned = preview_patch(build, wanted)
     if json_path != "-":
-        click.echo(str(preview_patch(build, wanted)))
+        click.echo(str(planned))
+    if json_path and not verify:
+        text = json.dumps(planned.to_json(), indent=2)
+        if json_path == "-":
+            click.echo(text)
+        else:
+            write_file(Path(json_path), f"{text}\n".encode())
     if verify:
         from porter.cli.progress import stage_progress
         from porter.reports.present import present

@@ -100,7 +100,8 @@ class FusedLoss:
                 ignore_index=ignore_index, shift_labels=shift_labels, **options,
             )  # fmt: skip
             return found
-        target = target.to(logits.device).reshape(logits.shape[:-1])
+        target = _laid_out(target, logits.shape[:-1], "labels" if shift_labels is None else "shift_labels")
+        target = target.to(logits.device)
         common = {"ignore_index": ignore_index, "num_items": num_items_in_batch, **known}
         if noted is None:
             return _of_logits(redeemed(logits), target, shift=shift_labels is None, **common)
@@ -112,6 +113,20 @@ class FusedLoss:
 
 
 _OPTIONS = frozenset({"label_smoothing", "z_loss", "token_weight", "reduction"})
+
+
+def _laid_out(target: Tensor, shape: torch.Size, name: str) -> Tensor:
+    """Labels as positions lie in the logits; flat ones, which HF takes as well, are in their order.
+
+    Raises:
+        ValueError: they lie in another order, or are more or fewer.
+    """
+    if target.shape != shape and target.shape != (shape.numel(),):
+        raise ValueError(
+            f"{name} has shape {list(target.shape)}, expected {list(shape)}, the positions of the logits. "
+            f"Pass the batch that the model was given."
+        )
+    return target.reshape(shape)
 
 
 def _of_logits(logits: Tensor, target: Tensor, *, shift: bool, ignore_index: int, **options: Any) -> Tensor:

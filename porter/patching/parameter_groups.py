@@ -5,6 +5,7 @@ type, and GPT-OSS's experts have matrices of biases.
 """
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, TypedDict
 
 from torch import nn
@@ -47,12 +48,13 @@ def parameter_groups(
 
     Raises:
         SpecError: no family is of its model_type.
-        UsageError: an embedding_lr, but tables and head are frozen; or a rate is negative.
+        UsageError: an embedding_lr, but tables and head are frozen; or a rate is negative or no number.
     """
     rates = {"lr": lr, "embedding_lr": embedding_lr, "weight_decay": weight_decay}
     for name, value in (rates | {"embedding_weight_decay": embedding_weight_decay}).items():
-        if value is not None and value < 0:
-            raise UsageError(f"{name} {value}", "0 or more", f"Pass {name}={-value}, or leave it out.")
+        if value is not None and not 0 <= value < inf:
+            fix = f"Pass {name}={-value}, or leave it out." if -inf < value < 0 else "Pass a number, or leave it out."
+            raise UsageError(f"{name} {value}", "0 or more", fix)
     bare = unwrapped(model)
     if bare.get_output_embeddings() is None:
         wrong = f"{type(bare).__name__} has no output head, and the spec's paths are those of a model with one"

@@ -43,6 +43,15 @@ class Patch:
     left: tuple[Left, ...]
     report: DiffReport | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """The same as porter patch --json prints it: model, replaced (path, op), left (path, op, reason)."""
+        return {
+            "schema": "porter.patch/1",
+            "model": self.model,
+            "replaced": [{"path": each.path, "op": each.op} for each in self.replaced],
+            "left": [{"path": each.path, "op": each.op, "reason": each.reason} for each in self.left],
+        }
+
     def __str__(self) -> str:
         lines = [f"{self.model}: {len(self.replaced)} modules on porter's kernels"]
         for op in OPS:

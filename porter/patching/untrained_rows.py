@@ -59,38 +59,48 @@ def untrained_rows(model: Any) -> list[UntrainedRows]:
     Raises:
         UntrainedRowsError: a table is quantised, or has numbers that are not finite.
     """
-    return [UntrainedRows(path, len(weight), judge_rows(weight, path)) for path, weight in _tables(model).items()]
+    weights = {path: table.weight for path, table in _tables(model).items()}
+    return [UntrainedRows(path, len(weight), judge_rows(weight, path)) for path, weight in weights.items()]
 
 
 def repair_rows(model: Any, found: Sequence[UntrainedRows] | None = None) -> list[UntrainedRows]:
     """Sets untrained rows to the mean of the table's trained rows, in place; call it before training, if at all.
 
+    The row of padding_idx stays as it is in an embedding of its own, where no gradient reaches it; of a head that is
+    tied to the embedding it is a row like any other.
+
     Args:
         found: what untrained_rows said, or a part of it; None: it is asked.
 
     Returns:
-        What was repaired.
+        What was found; of each table all but its padding row was repaired.
 
     Raises:
         UntrainedRowsError: a table has no trained row, or none of that name and size.
     """
-    tables = _tables(model)
+    tables, head_weight = _tables(model), getattr(unwrapped(model).get_output_embeddings(), "weight", None)
     found = [each for each in (untrained_rows(model) if found is None else found) if each.untrained]
     for each in found:
-        weight = tables.get(each.path)
-        if weight is None or len(weight) != each.rows:
+        table = tables.get(each.path)
+        if table is None or len(table.weight) != each.rows:
+            shown = ", ".join(f"{path} of {len(table.weight)}" for path, table in tables.items())
             raise UntrainedRowsError(
-                f"no table {each.path} of {each.rows} rows", ", ".join(f"{k} of {len(v)}" for k, v in tables.items()),
+                f"no table {each.path} of {each.rows} rows", shown,
                 "Ask untrained_rows of this model.",
             )  # fmt: skip
         if len(each.untrained) == each.rows:
             raise UntrainedRowsError(f"{each.path} has no trained row", "rows to take the mean of", "Train it first.")
     for each in found:
-        weight = tables[each.path]
+        table = tables[each.path]
+        weight = table.weight
         untrained = torch.zeros(each.rows, dtype=torch.bool, device=weight.device)
         untrained[list(each.untrained)] = True
+        trained = ~untrained
+        padding = getattr(table, "padding_idx", None)
+        if padding is not None and weight is not head_weight:
+            untrained[padding] = trained[padding] = False
         with torch.no_grad():
-            weight[untrained] = weight[~untrained].mean(dim=0, dtype=torch.float64).to(weight.dtype)
+            weight[untrained] = weight[trained].mean(dim=0, dtype=torch.float64).to(weight.dtype)
     return found
 
 
@@ -143,16 +153,16 @@ def _cut(length_V: Tensor, middle: float) -> float:
     return float(ordered[widest + 1]) if ratios[widest] >= _GAP else 0.0
 
 
-def _tables(model: Any) -> dict[str, Tensor]:
-    """The weights of embedding and head by their modules' paths; one that is tied once."""
+def _tables(model: Any) -> dict[str, Any]:
+    """Embedding and head by their paths; one whose weight is tied once."""
     bare = unwrapped(model)
     paths = {module: path for path, module in bare.named_modules()}
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     for module in (bare.get_input_embeddings(), bare.get_output_embeddings()):
         weight = getattr(module, "weight", None)
-        known = isinstance(weight, Tensor) and weight.data_ptr() in {each.data_ptr() for each in found.values()}
+        known = isinstance(weight, Tensor) and weight.data_ptr() in {each.weight.data_ptr() for each in found.values()}
         if isinstance(module, nn.Module) and isinstance(weight, Tensor) and not known:
-            found[paths[module]] = weight
+            found[paths[module]] = module
     return found
 
 

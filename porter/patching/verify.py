@@ -69,9 +69,12 @@ def check_patch(model: Any, wanted: frozenset[str]) -> DiffReport:
     """The same of a model in memory, whose weights are written to a temporary folder.
 
     Raises:
-        PatchError: the two part.
+        PatchError: the two part, or the model's weights are not there yet.
     """
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise PatchError(f"{type(model).__name__} is on the device meta, without numbers", "a model that is loaded",
+                         "Load its weights first, or pass verify=False.")  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="porter-patch-") as folder:
         model.save_pretrained(folder)
         build = plan_build(

@@ -17,7 +17,8 @@ def explain_panel(report: DiffReport) -> Html:
         command = report.sentence.partition("; next: ")[2]
         if command.startswith("porter explain"):
             return tag("p", tag("code", command), " names the axis, its right value and the patch.", class_="nothing")
-        return nothing("Nothing was explained.")
+        passed = report.verdict in ("PASS", "WARN")
+        return nothing("Nothing differs that needs an explanation." if passed else "Nothing was explained.")
     found = report.explanations[-1]
     cards = (_card(report, found, fault) for fault in found.faults)
     notes = (tag("p", f"Note, of the checkpoint: {note}.", class_="caption") for note in found.notes)

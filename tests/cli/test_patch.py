@@ -26,6 +26,17 @@ def test_lists_what_would_be_replaced() -> None:
     assert "layer_norm left at" in result.output and "each of its heads has a module of its own" in result.output
 
 
+def test_the_list_as_json(tmp_path: Path) -> None:
+    given = ["patch", "stablelm", "--size", "tiny", "--weights", "random:stress", "--json"]
+    printed, written = CliRunner().invoke(cli, [*given, "-"]), CliRunner().invoke(cli, [*given, "list.json"])
+    assert printed.exit_code == written.exit_code == 0, printed.output + written.output
+    found = json.loads(printed.stdout)
+    assert found == json.loads((tmp_path / "list.json").read_text())
+    assert {"path": "model.layers.0.self_attn", "op": "rope"} in found["replaced"]
+    assert all(each["reason"] for each in found["left"]) and found["left"]
+    assert "modules on porter's kernels" in written.stdout
+
+
 def test_verify_writes_a_report_and_exits_by_its_verdict(tmp_path: Path) -> None:
     folder = save_tiny("llama", tmp_path / "checkpoint")
     given = ["patch", str(folder), "--verify", "--dtype", "float32", "--device", "cpu", "--tokens", "64", "--json", "-"]
@@ -46,6 +57,7 @@ def test_verify_writes_a_report_and_exits_by_its_verdict(tmp_path: Path) -> None
             "did you mean rms_norm?",
         ),
         (["patch", "nothing-known"], 2, "nothing-known"),
+        (["patch", "gemma", "--size", "tiny", "--weights", "random", "--html", "a.html"], 2, "--html without --verify"),
         (["patch"], 2, "nothing was built in this folder yet"),
     ],
 )

@@ -141,6 +141,17 @@ def test_options_of_the_loss_are_hfs(family: str, options: dict[str, Any]) -> No
     torch.testing.assert_close(patched, plain)
 
 
+def test_labels_that_lie_in_another_order_are_refused_and_flat_ones_are_not() -> None:
+    deferred, logits = _deferred()
+    target = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(1))
+    loss = FusedLoss(None, was_set=False)
+    for name in ("labels", "shift_labels"):
+        with pytest.raises(ValueError, match=rf"^{name} has shape \[5, 2\], expected \[2, 5\]"):
+            loss(deferred, **{name: target.T})
+    flat = loss(deferred, shift_labels=target.flatten())
+    torch.testing.assert_close(flat, F.cross_entropy(logits.view(-1, 11), target.flatten()))
+
+
 @pytest.mark.parametrize("redeemed", [False, True], ids=["deferred", "looked at"])
 def test_label_smoothing_and_losses_of_tokens(redeemed: bool) -> None:
     deferred, logits = _deferred()

@@ -87,6 +87,12 @@ def test_what_adapters_freeze_is_left_out() -> None:
     assert sorted(tables) == ["embed_tokens", "lm_head"]
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_rate_that_is_no_number_is_refused(value: float) -> None:
+    with pytest.raises(UsageError, match=rf"lr {value}\n  expected: 0 or more\n  fix: Pass a number"):
+        parameter_groups(hf_model("llama"), lr=value)
+
+
 def test_a_negative_rate_is_refused() -> None:
     with pytest.raises(UsageError, match=r"embedding_lr -0\.1\n  expected: 0 or more"):
         parameter_groups(hf_model("llama"), lr=1e-3, embedding_lr=-0.1)

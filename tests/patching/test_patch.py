@@ -201,6 +201,13 @@ def test_verify_compares_and_leaves_a_model_that_differs_as_it_was(monkeypatch: 
     assert [*fused_modules(model)] == []
 
 
+def test_verify_refuses_a_model_without_numbers() -> None:
+    model = hf_model("llama").to("meta")
+    with pytest.raises(PatchError, match="LlamaForCausalLM is on the device meta, without numbers"):
+        porter.patch(model, verify=True)
+    assert [*fused_modules(model)] == []
+
+
 def test_a_head_that_is_wrapped_is_refused_and_the_model_left_as_it_was() -> None:
     class Wrapped(nn.Module):
         def __init__(self, head: nn.Linear) -> None:

@@ -76,6 +76,18 @@ def test_the_report_changes_nothing_and_repair_takes_the_mean_of_trained_rows() 
     assert {*before} - same == {"model.embed_tokens.weight", "lm_head.weight"}
 
 
+def test_the_padding_row_of_an_embedding_of_its_own_stays() -> None:
+    model = hf_model("llama")
+    table = model.get_input_embeddings()
+    table.padding_idx = 511
+    with torch.no_grad():
+        table.weight[508:] = 0.0
+    repair_rows(model)
+    assert torch.equal(table.weight[511], torch.zeros_like(table.weight[511]))
+    mean = table.weight[:508].double().mean(dim=0).float()
+    assert torch.equal(table.weight[508:511], mean.expand(3, -1))
+
+
 def test_a_tied_table_is_told_of_and_repaired_once() -> None:
     model = hf_model("gemma2")
     with torch.no_grad():

@@ -58,7 +58,7 @@ def test_a_page_that_was_not_explained_says_which_command_does_it() -> None:
     page = to_html(report)
     assert "<code>porter explain gemma-3-270m</code> names the axis" in page
     assert "porter diff --attribution says which layers" in page and "Next: " in page
-    assert "Nothing was explained." in to_html(synthetic.passing())
+    assert "Nothing differs that needs an explanation." in to_html(synthetic.passing())
 
 
 def test_a_port_of_another_make_is_told_what_its_code_does() -> None:
