@@ -44,14 +44,20 @@ def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def run(*arguments: str) -> dict[str, Any]:
+def run(*arguments: str, folder: Path = Path()) -> dict[str, Any]:
     """A run to its end in a process of its own: what a test process has set may change bits, and the cache's key."""
     result = subprocess.run(
         [sys.executable, "-c", "from porter.cli.main import cli; cli()", *GIVEN, *arguments], capture_output=True,
-        text=True, env=ENVIRONMENT | {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}, timeout=120,
+        text=True, env=ENVIRONMENT | {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}, timeout=120, cwd=folder,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def bare(porter_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A run without a golden cache; no two tests need another."""
+    return run(folder=tmp_path_factory.mktemp("bare"))
 
 
 def numbers(document: dict[str, Any]) -> dict[str, Any]:
@@ -84,8 +90,7 @@ def stopped_halfway(by: signal.Signals, after: int) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("after", [0, 9])
-def test_a_run_that_was_killed_while_it_wrote_is_taken_up_where_it_was(after: int) -> None:
-    bare = run()
+def test_a_run_that_was_killed_while_it_wrote_is_taken_up_where_it_was(after: int, bare: dict[str, Any]) -> None:
     stopped_halfway(signal.SIGKILL, after).communicate(timeout=60)
     assert len(list(Path("cache").rglob("*.safetensors"))) == after
     (part,) = Path("cache").rglob("*.part")
@@ -97,8 +102,7 @@ def test_a_run_that_was_killed_while_it_wrote_is_taken_up_where_it_was(after: in
     assert counts(run("--golden-cache", "cache")) == (UNITS, 0) and list(Path("cache").rglob("*.part")) == []
 
 
-def test_ctrl_c_while_a_unit_is_written_leaves_no_half_of_it() -> None:
-    bare = run()
+def test_ctrl_c_while_a_unit_is_written_leaves_no_half_of_it(bare: dict[str, Any]) -> None:
     ran = stopped_halfway(signal.SIGINT, 5)
     out, err = ran.communicate(timeout=60)
     assert ran.returncode in {1, 130} and "Traceback" not in err and out == "", err
@@ -107,8 +111,7 @@ def test_ctrl_c_while_a_unit_is_written_leaves_no_half_of_it() -> None:
     assert counts(resumed) == (5, UNITS - 5) and numbers(resumed) == numbers(bare)
 
 
-def test_two_runs_at_once_on_one_folder() -> None:
-    bare = run()
+def test_two_runs_at_once_on_one_folder(bare: dict[str, Any]) -> None:
     both = [started(), started()]
     for ran in both:
         out, err = ran.communicate(timeout=120)
