@@ -176,6 +176,8 @@ def _measured() -> dict[str, dict[str, dict[str, dict[str, int]]]]:
 
 def as_rows(x: Tensor) -> Tensor:
     """x with its leading axes flattened into one: [N, last axis]; copied only where strides forbid a view."""
+    if x.ndim == 2:  # a view would be a node of autograd's, too
+        return x
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1] if x.ndim else 1)
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.glu.kernels import _backward_kernel, _forward_kernel
 from porter_kernels.glu.reference import ACTIVATIONS, Clamp, Layout, split_packed
-from porter_kernels.launch import as_rows, block_size, ceil_div, launch, launching, rows_per_program
+from porter_kernels.launch import as_rows, block_size, ceil_div, launch, launching, packed_like, rows_per_program
 
 TILE = 1024  # 8 elements a thread: with twice as many the exact GELU's backward runs out of registers
 SAME_FUNCTION = {  # and its alpha; rounded elsewhere
@@ -30,15 +30,16 @@ def _run(op: str, kernel: Any, tensors: dict[str, Tensor | None], interleaved: b
     length = width // 2 if interleaved else width
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    strides: dict[str, Any] = {
-        f"{name}_stride": 0 if dense or x is None else x.stride(0) for name, x in tensors.items() if name != "y"
-    }
-    pointers: dict[str, Any] = {f"{name}_ptr": x for name, x in tensors.items()}
+    arguments = dict(constants)
+    for name, x in tensors.items():
+        arguments[f"{name}_ptr"] = x
+        if name != "y":
+            arguments[f"{name}_stride"] = 0 if dense or x is None else x.stride(0)
     with launching(op, gate):
         launch(
-            kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **pointers, **strides, N=N, width=width,
-            GATED=interleaved or tensors["up"] is not None, INTERLEAVED=interleaved, **constants,
-            BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
+            kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), N=N, width=width,
+            GATED=interleaved or tensors["up"] is not None, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
+            **arguments,
         )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def _launch_forward(
     clamp_act: bool,
     up_offset: float,
 ) -> Tensor:
-    y_NF = gate_NF.new_empty(gate_NF.shape)
+    y_NF = packed_like(gate_NF)
     tensors = {"gate": gate_NF, "up": up_NF, "y": y_NF}
     constants = _constants(act, alpha, limit, clamp_act, up_offset)
     _run("activation" if up_NF is None else "glu", _forward_kernel, tensors, False, constants)
@@ -81,8 +82,8 @@ def _launch_backward(
     clamp_act: bool,
     up_offset: float,
 ) -> tuple[Tensor, Tensor]:
-    dgate_NF = gate_NF.new_empty(gate_NF.shape)
-    dup_NF = gate_NF.new_empty(0 if up_NF is None else gate_NF.shape)
+    dgate_NF = packed_like(gate_NF)
+    dup_NF = gate_NF.new_empty(0) if up_NF is None else packed_like(gate_NF)
     tensors = {
         "dy": dy_NF, "gate": gate_NF, "up": up_NF, "dgate": dgate_NF, "dup": None if up_NF is None else dup_NF,
     }  # fmt: skip
@@ -129,7 +130,7 @@ def _launch_packed_backward(
     clamp_act: bool,
     up_offset: float,
 ) -> Tensor:
-    dx = x.new_empty(x.shape)
+    dx = packed_like(x)
     tensors = {"dy": dy_NF} | _named("", x, layout) | _named("d", dx, layout)
     constants = _constants(act, alpha, limit, clamp_act, up_offset)
     _run("packed_glu", _backward_kernel, tensors, layout == "interleaved", constants)
@@ -199,7 +200,7 @@ def glu(
             f"{gate.device} like gate. Pass both halves of the same layer's projection."
         )
     y_NF: Tensor = _forward(_readable(gate), _readable(up), act, alpha, limit, clamp == "act", float(up_offset))
-    return y_NF.view(gate.shape)
+    return y_NF if gate.ndim == 2 else y_NF.view(gate.shape)
 
 
 def packed_glu(
@@ -260,7 +261,7 @@ def activation(x: Tensor, *, act: str) -> Tensor:
     """
     _check("activation", act, None, None, "gate")
     y_NF: Tensor = _forward(_readable(x), None, act, None, None, False, 0.0)
-    return y_NF.view(x.shape)
+    return y_NF if x.ndim == 2 else y_NF.view(x.shape)
 
 
 def differentiate_glu(dy: Tensor, gate: Tensor, up: Tensor, *, act: str) -> tuple[Tensor, Tensor]:
