@@ -93,7 +93,7 @@ def is_traced(*arguments: Any) -> bool:
     """Whether somebody looks at the ops that are called rather than at their values."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    for x in arguments:  # on the host's path of every small call: a generator would take twice as long
+    for x in arguments:  # noqa: SIM110  # a generator would take the host, on the path of small calls, twice as long
         if type(x) not in PLAIN and isinstance(x, Tensor):
             return True
     return False

@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from porter.errors import SpecError, WeightError
-from porter.explanation.fault import CLOSEST
+from porter.explanation.candidates import CLOSEST
 from porter.explanation.search import Search
 from porter.explanation.steps import Change, Step, Tried
 from porter.explanation.trial import Judged

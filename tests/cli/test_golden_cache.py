@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 
 from tests.models.commands import ENVIRONMENT, porter, refused
-from tests.models.tiny import porter_cache  # noqa: F401
+from tests.models.tiny import porter_cache
 from tests.read_only import read_only
 
+__all__ = ["porter_cache"]
 GIVEN = ["diff", "llama", "--size", "tiny", "--tokens", "8", "--stage", "semantics,precision", "--json", "-"]
 UNITS = 26  # embed, three layers, head, of golden and of the reference, whose own way makes three more; in two dtypes
 HALF_A_UNIT = """

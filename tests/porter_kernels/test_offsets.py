@@ -138,8 +138,8 @@ def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callab
     )  # fmt: skip
     assert partial[program].tolist() == [0.0, 12.0, 0.0, 6.0]
     torch.testing.assert_close(dx[rows][1:], -2 * ROW[1:] ** 2)
-    before = (slice(FAR * H - 64, FAR * H + 2), slice(64), slice(FAR - 64, FAR + 64))  # FIRST; and where 32 bits wrap to
-    assert not any(dx[rows].any() for rows in before)
+    untouched = slice(FAR * H - 64, FAR * H + 2), slice(64), slice(FAR - 64, FAR + 64)  # where 32 bits wrap to, too
+    assert not any(dx[each].any() for each in untouched)
 
 
 def test_layer_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
