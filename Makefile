@@ -12,7 +12,7 @@ demo: $(INSTALLED)
 
 # A process a core, each with one thread (tests/conftest.py): OpenMP's spinning threads would make two ten times slower.
 test: $(INSTALLED)
-	$(PYTHON) -m pytest -n auto --maxprocesses 8 --dist loadfile
+	$(PYTHON) -m pytest -n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder
 
 lint: $(INSTALLED)
 	$(PYTHON) -m ruff check .
