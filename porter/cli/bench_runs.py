@@ -7,7 +7,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from porter.bench import curves
 from porter.bench.cases import Case
@@ -18,6 +17,7 @@ from porter.bench.training import results as training
 from porter.reports.bench_terminal import render_bench
 from porter.reports.memory_table import render_memory
 from porter.reports.train_table import render_training
+from porter.reports.wide import wide_console
 
 
 def measure_kernels(
@@ -100,7 +100,7 @@ def show_file(path: Path) -> None:
         show(from_document(document, str(path)), path)
         return
     run = curves.from_document(document, str(path))
-    render_memory(run, Console(highlight=False))
+    render_memory(run, wide_console())
     if _can_draw(path):
         from porter.reports.memory_report import memory_to_html
 
@@ -108,7 +108,7 @@ def show_file(path: Path) -> None:
 
 
 def _show_training(run: training.TrainRun, path: Path) -> None:
-    render_training(run, Console(highlight=False))
+    render_training(run, wide_console())
     if _can_draw(path):
         from porter.reports.train_report import training_to_html
 
@@ -117,7 +117,7 @@ def _show_training(run: training.TrainRun, path: Path) -> None:
 
 def show(run: BenchRun, path: Path) -> bool:
     """Prints the run, draws its page, and says whether porter is anywhere wrong or worse than eager."""
-    render_bench(run, Console(highlight=False))
+    render_bench(run, wide_console())
     if _can_draw(path):
         from porter.reports.bench_html import bench_to_html
 

@@ -7,6 +7,9 @@ from porter.bench.files import read_document, write_whole
 from porter.bench.training.cases import TrainCase
 from porter.bench.training.results import TrainRun, from_document, to_csv, to_text
 from porter.cli.bench_runs import new_file, say
+from porter.errors import UsageError
+
+_MOST_ON_A_CPU = 400_000_000  # a step of the interpreter takes seconds
 
 
 def measure_training(
@@ -39,20 +42,33 @@ def measure_training(
     from porter.bench.training.run import Effort, TrainBench, start_train_run
     from porter.bench.training.trainers import choose_trainers
 
-    trainers = choose_trainers(trainer_names)
+    trainers, clock = choose_trainers(trainer_names), find_step_clock()
+    if clock.place.type == "cpu":
+        _refuse_large(cases)
+        say("no GPU: these are times of a CPU, and porter's and Liger's those of Triton's interpreter")
     earlier = from_document(read_document(resume), str(resume)) if resume is not None and resume.exists() else None
     run, changed = start_train_run(cases, commit=commit, earlier=earlier)
     for line in changed:
         say(f"cannot go on with {resume}: {line}")
     path = resume if resume is not None and not changed else new_file(out, "train", run.environment, run.created)
     bench = TrainBench(
-        run, trainers, find_step_clock(), save=lambda each: _save(each, path), say=say,
+        run, trainers, clock, save=lambda each: _save(each, path), say=say,
         effort=Effort(turns=turns, steps=steps),
     )  # fmt: skip
     left = bench.measure(cases, stop_after_s)
     if left:
         say(f"time is up, {left} cases left: go on with --resume {path}")
     return path
+
+
+def _refuse_large(cases: Sequence[TrainCase]) -> None:
+    for case in cases:
+        parameters = case.shape.blueprint.num_parameters
+        if parameters > _MOST_ON_A_CPU:
+            raise UsageError(
+                f"no GPU, and {case.name} has {parameters:,} parameters", f"a GPU, or at most {_MOST_ON_A_CPU:,}",
+                "On a CPU name a small model: --model gemma3 --layers 1 --grid 1x8 --no-medusa.",
+            )  # fmt: skip
 
 
 def _save(run: TrainRun, path: Path) -> None:

@@ -6,10 +6,10 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from porter.cli.zoo_views import make_console
 from porter.explanation.curves import Curves
 from porter.reports.curves_html import HEAD, row, sentence
 from porter.reports.curves_plot import heights
+from porter.reports.wide import wide_console
 
 _MOST = 16
 
@@ -23,7 +23,7 @@ def print_curves(curves: Curves, page: Path) -> None:
     for curve, _ in ranked[:_MOST]:
         style = "bold green" if curve.is_reference else ""
         table.add_row(*(Text(cell, style) for cell in row(curves, curve)))
-    make_console().print(table)
+    wide_console().print(table)
     if len(ranked) > _MOST:
         click.echo(f"and {len(ranked) - _MOST} more, on the page")
     click.echo(f"{sentence(curves)}.")

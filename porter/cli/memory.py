@@ -22,7 +22,7 @@ from porter.cli.options import DTYPES
     help="adamw: torch's fused one; adamw-float32: float32 states and a float32 copy of the weights.",
 )  # fmt: skip
 @click.option("--card", metavar="SIZE", help="A card to fit: 80GiB, 24GB, or a name such as h100.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON alone.")
+@click.option("--json", "json_path", metavar="FILE", help="Write the numbers there too; - prints them alone on stdout.")
 def memory(
     model: str,
     size: str | None,
@@ -33,7 +33,7 @@ def memory(
     attention: str,
     optimizer: str,
     card: str | None,
-    as_json: bool,
+    json_path: str | None,
 ) -> None:
     """What a training step holds: weights, optimizer, activations layer by layer, logits, and the peak of it all.
 
@@ -49,4 +49,4 @@ def memory(
     shape = find_shape(model, size, layers)
     plan = Plan(batch, tokens, dtype, attention, optimizer=optimizer)  # type: ignore[arg-type]  # click checks both
     found = survey(shape.title, shape.blueprint, plan, None if card is None else read_card(card))
-    print_survey(found, as_json=as_json)
+    print_survey(found, json_path)

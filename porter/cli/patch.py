@@ -56,8 +56,15 @@ def patch(
     from porter.patching.verify import preview_patch, verify_patch
     from porter.reports.write import write_file
 
-    if html_path is not None and not verify:
-        raise UsageError("--html without --verify", "a report to draw the page of", "Add --verify, or leave it out.")
+    alone = {
+        "--html": html_path,
+        "--prompt": prompt,
+        "--tokens": tokens,
+        "--layers": None if layers == "all" else layers,
+    }
+    for name, value in alone.items():
+        if value is not None and not verify:
+            raise UsageError(f"{name} without --verify", "a comparison that it says more of", "Add --verify, or leave it out.")  # fmt: skip  # noqa: E501
     build = find_build(model, size, weights, (), dtype, "reference", device)
     wanted = read_ops(without)
     planned = preview_patch(build, wanted)

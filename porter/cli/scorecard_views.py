@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from porter.cli.progress import stage_progress
-from porter.cli.zoo_views import make_console, shorten, versions
+from porter.cli.zoo_views import shorten, versions
 from porter.comparison.progress import Work
 from porter.explanation.scorecard import (
     NEEDED,
@@ -22,6 +22,7 @@ from porter.explanation.scorecard import (
     score_explain,
 )
 from porter.explanation.zoo_file import Zoo
+from porter.reports.wide import wide_console
 from porter.reports.write import write_file
 from porter.specs import builtin_spec_names
 
@@ -56,7 +57,7 @@ def print_scorecard(card: Scorecard) -> None:
         has = "\n".join(shorten(change) for fault in each.faults for change in fault)
         told = "\n".join(map(shorten, each.told)) or each.outcome
         table.add_row(*map(Text, (each.name, each.family, has or "nothing wrong", told)), _verdict(each))
-    make_console().print(table)
+    wide_console().print(table)
     _print_share("the right axis is named first", card.axis, NEEDED["axis"])
     _print_share("and has the right value", card.value, NEEDED["value"])
     if card.of(2):

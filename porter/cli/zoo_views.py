@@ -1,23 +1,21 @@
 """What porter zoo prints: a row for each bug, the score, and the outcomes as JSON."""
 
 import json
-import sys
 from collections import Counter
 from typing import Any
 
 import click
 import torch
 import transformers
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from porter import __version__
 from porter.explanation.zoo import NEEDED, Outcome, Score, Status
 from porter.explanation.zoo_file import Mistake, Outside
+from porter.reports.wide import wide_console
 
 SCHEMA = "porter.zoo/1"
-_WIDTH = 200  # where stdout is no terminal
 _LONGEST = 66  # patterns.window.cases.sliding_attention.rope.theta==cfg.rope_theta is 66
 _FEW = 10  # rows outside that are told one by one
 _COLOURS: dict[Status, str] = {
@@ -35,7 +33,7 @@ def print_outcomes(score: Score) -> None:
         if not isinstance(outcome.row, Outside):
             table.add_row(*_cells(outcome))
     if table.row_count:
-        make_console().print(table)
+        wide_console().print(table)
 
 
 def print_score(score: Score) -> None:
@@ -112,8 +110,3 @@ def _told(outcome: Outcome) -> str:
     if isinstance(row, Mistake):
         return row.mistake
     return f"{row.outside}: {row.missing}" if isinstance(row, Outside) else row.claim
-
-
-def make_console() -> Console:
-    """Where tables are printed."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH)

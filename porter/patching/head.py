@@ -100,33 +100,22 @@ class FusedLoss:
                 ignore_index=ignore_index, shift_labels=shift_labels, **options,
             )  # fmt: skip
             return found
-        target = _laid_out(target, logits.shape[:-1], "labels" if shift_labels is None else "shift_labels")
-        target = target.to(logits.device)
+        target, shift, shape = target.to(logits.device), shift_labels is None, logits.shape[:-1]
+        if shift and target.shape != shape:  # HF shifts labels as they lie, flat ones over the ends of rows
+            target, shift = _next(target, ignore_index), False
+            known |= {"token_weight": _next(known["token_weight"], 0.0)} if "token_weight" in known else {}
+        target = target.reshape(shape)
         common = {"ignore_index": ignore_index, "num_items": num_items_in_batch, **known}
         if noted is None:
-            return _of_logits(redeemed(logits), target, shift=shift_labels is None, **common)
+            return _of_logits(redeemed(logits), target, shift=shift, **common)
         scale, cap = noted
-        given = {"target": target, "shift": shift_labels is None, "logit_scale": scale, "softcap": cap, **common}
+        given = {"target": target, "shift": shift, "logit_scale": scale, "softcap": cap, **common}
         given |= {} if accumulate is None else {"accumulate": accumulate}
         found = logits.head(logits.hidden, loss=MappingProxyType(given))  # FSDP casts what it finds in a dict
         return found
 
 
 _OPTIONS = frozenset({"label_smoothing", "z_loss", "token_weight", "reduction"})
-
-
-def _laid_out(target: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """Labels as positions lie in the logits; flat ones, which HF takes as well, are in their order.
-
-    Raises:
-        ValueError: they lie in another order, or are more or fewer.
-    """
-    if target.shape != shape and target.shape != (shape.numel(),):
-        raise ValueError(
-            f"{name} has shape {list(target.shape)}, expected {list(shape)}, the positions of the logits. "
-            f"Pass the batch that the model was given."
-        )
-    return target.reshape(shape)
 
 
 def _of_logits(logits: Tensor, target: Tensor, *, shift: bool, ignore_index: int, **options: Any) -> Tensor:

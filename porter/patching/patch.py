@@ -61,6 +61,8 @@ class Patch:
         for reason in dict.fromkeys((each.op, each.reason) for each in self.left):
             paths = [each.path for each in self.left if (each.op, each.reason) == reason]
             lines.append(f"  {reason[0]} left at {_shortened(paths)}: {reason[1]}")
+        if self.report is not None:
+            lines.append(f"  against the model without them: {self.report.sentence}")
         return "\n".join(lines)
 
 
@@ -87,7 +89,7 @@ def patch(
         glu: whether act(gate) * up is, and activations that stand alone.
         linear_cross_entropy: whether head and loss are, in training.
         verify: compare the patched model with the unpatched one, layer by layer, forward and gradients, on a copy of
-            its weights; raises where they part, and leaves the model as it was.
+            its weights, in HuggingFace's own code; raises where they part, and leaves the model as it was.
 
     Returns:
         What was replaced, what was not, and why; of a type None.

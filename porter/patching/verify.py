@@ -22,6 +22,8 @@ from porter.errors import UsageError
 from porter.models.build import Build, plan_build
 from porter.patching.head import FusedHead, FusedLoss, fuse_head_alone
 from porter.patching.patch import Patch, PatchError, patch_model, preview
+from porter.patching.stock import why_not_stock
+from porter.patching.swap import is_fused
 from porter.references.unknown import empty_model
 from porter.specs.schema import Head
 
@@ -52,7 +54,7 @@ def verify_patch(
     port = ChangedPort(
         partial(patch_model, wanted=wanted, blueprint=build.reference_blueprint),
         f"{build.name}, HuggingFace's model on porter's kernels",
-        {"patched": ", ".join(sorted(wanted))},
+        {"patched": ", ".join(sorted({each.op for each in preview_patch(build, wanted).replaced}))},
         partial(judge_loss, build.reference_blueprint.head) if "linear_cross_entropy" in wanted else _nothing,
     )
     return diff(
@@ -69,12 +71,14 @@ def check_patch(model: Any, wanted: frozenset[str]) -> DiffReport:
     """The same of a model in memory, whose weights are written to a temporary folder.
 
     Raises:
-        PatchError: the two part, or the model's weights are not there yet.
+        PatchError: the two part; the model's weights are not there yet; or a module is none of HuggingFace's own, as
+            an adapter is, since what is compared is HuggingFace's model of the config with these weights.
     """
     weight = next(parameter for parameter in model.parameters() if parameter.is_floating_point())
     if any(parameter.is_meta for parameter in model.parameters()):
         raise PatchError(f"{type(model).__name__} is on the device meta, without numbers", "a model that is loaded",
                          "Load its weights first, or pass verify=False.")  # fmt: skip
+    _check_stock(model)
     with tempfile.TemporaryDirectory(prefix="porter-patch-") as folder:
         model.save_pretrained(folder)
         build = plan_build(
@@ -88,6 +92,18 @@ def check_patch(model: Any, wanted: frozenset[str]) -> DiffReport:
             "Leave the op at that node out (rope=False, glu=False, …), and report it.",
         )  # fmt: skip
     return report
+
+
+def _check_stock(model: Any) -> None:
+    changed = {path: why_not_stock(each) for path, each in model.named_modules() if path and not is_fused(each)}
+    reasons = [f"{path}: {reason}" for path, reason in changed.items() if reason is not None]
+    if reasons:
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        raise PatchError(
+            f"verify=True with {reasons[0]}{more}",
+            "HuggingFace's own modules: the comparison makes the model anew from its config and weights",
+            "Verify before adapters and hooks are put on (or merge them), or pass verify=False.",
+        )
 
 
 def _nothing(_dtype: str, _models: Models, _ids_BT: Tensor) -> Sequence[Behaviour]:
@@ -104,6 +120,8 @@ def judge_loss(head: Head, dtype: str, models: Models, ids_BT: Tensor) -> list[B
     taken; the next token of those that are not among them is one that is.
     """
     hidden_ND, weight_VD, bias_V = _given(models, ids_BT)
+    if not len(hidden_ND):
+        raise UsageError("a prompt of one token", "two or more: a loss needs a next token", "Pass more --tokens.")
     targets_N = ids_BT[0, 1 : len(hidden_ND) + 1].to(hidden_ND.device) % len(weight_VD)
     tensors = (hidden_ND, weight_VD) if bias_V is None else (hidden_ND, weight_VD, bias_V)
     wide = [each.double() for each in tensors]

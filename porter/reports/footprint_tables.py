@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import click
 from rich.console import Console
@@ -10,16 +11,21 @@ from rich.text import Text
 
 from porter.bench.footprint.step import Footprint, Kind
 from porter.bench.footprint.survey import Survey, Variant, to_document
+from porter.reports.wide import wide_console
+from porter.reports.write import write_file
 
 MOST_NAMED = 4  # storages of a layer that are named, the largest
 
 
-def print_survey(found: Survey, *, as_json: bool) -> None:
-    """All of it, to stdout."""
-    if as_json:
-        click.echo(json.dumps(to_document(found), indent=1))
+def print_survey(found: Survey, json_path: str | None) -> None:
+    """All of it to stdout, and the JSON to a file; of "-" the JSON alone."""
+    text = json.dumps(to_document(found), indent=1)
+    if json_path == "-":
+        click.echo(text)
         return
-    render_survey(found, Console(highlight=False))
+    render_survey(found, wide_console())
+    if json_path is not None:
+        write_file(Path(json_path), f"{text}\n".encode())
 
 
 def render_survey(found: Survey, console: Console) -> None:
@@ -140,6 +146,10 @@ def _room(count: int | None) -> str:
 
 def _losses(found: Survey) -> Table:
     table = _table("loss, porter's kernels elsewhere", ("head and loss GiB", "peak GiB"), "The head and its loss")
+    from porter_kernels.linear_cross_entropy.chunks import LEAN_ROWS  # which imports torch
+
     for name, (peak, loss) in found.losses.items():
         table.add_row(name, gigabytes(loss), gigabytes(peak))
+    table.caption = f"fused-lean: the weight's gradient is summed in its own dtype beyond {LEAN_ROWS:,} rows, too"
+    table.caption_justify = "left"
     return table

@@ -24,10 +24,23 @@ def test_a_result_is_drawn_again(tmp_path: Path) -> None:
 
 
 def test_refusals() -> None:
-    for arguments, wrong in ((["--grid", "banana"], "--grid 'banana'"), (["--case", "zzz"], "no case is left")):
+    for arguments, wrong in (
+        (["--grid", "banana"], "--grid 'banana'"),
+        (["--case", "zzz"], "no case is left"),
+        (["--model", "nosuch"], "nosuch"),
+        (["--layers", "0"], "--layers"),
+        (["--turns", "0"], "--turns"),
+        (["--stop-after", "-5"], "--stop-after"),
+    ):
         result = CliRunner().invoke(cli, ["bench", "train", "--list", *arguments])
         assert result.exit_code == 2
         assert wrong in result.output
+
+
+def test_a_large_model_on_the_cpu_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["bench", "train", "--case", "llama-3-8b/8 16x512", "--out", str(tmp_path)])
+    assert result.exit_code == 2 and "no GPU, and llama-3-8b/8 16x512 has 2,795,573,248 parameters" in result.output
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_on_the_cpu(tmp_path: Path) -> None:
@@ -35,4 +48,5 @@ def test_a_run_on_the_cpu(tmp_path: Path) -> None:
     out = ["--trainer", "hf", "--out", str(tmp_path)]
     result = CliRunner().invoke(cli, ["bench", "train", *arguments, *out])
     assert result.exit_code == 0, result.output
+    assert "no GPU: these are times of a CPU" in result.stderr
     assert {path.suffix for path in tmp_path.iterdir()} == {".json", ".csv", ".html"}

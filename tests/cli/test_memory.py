@@ -26,7 +26,7 @@ def test_the_tables() -> None:
 
 
 def test_json_alone() -> None:
-    code, text = run("qwen3-0.6b", "--json")
+    code, text = run("qwen3-0.6b", "--json", "-")
     assert code == 0
     assert json.loads(text)["model"] == "qwen3-0.6b"
 

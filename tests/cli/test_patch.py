@@ -58,6 +58,12 @@ def test_verify_writes_a_report_and_exits_by_its_verdict(tmp_path: Path) -> None
         ),
         (["patch", "nothing-known"], 2, "nothing-known"),
         (["patch", "gemma", "--size", "tiny", "--weights", "random", "--html", "a.html"], 2, "--html without --verify"),
+        (["patch", "gemma", "--size", "tiny", "--weights", "random", "--layers", "0"], 2, "--layers without --verify"),
+        (
+            ["patch", "gemma", "--size", "tiny", "--weights", "random", "--verify", "--tokens", "1"],
+            2,
+            "a loss needs a next token",
+        ),
         (["patch"], 2, "nothing was built in this folder yet"),
     ],
 )

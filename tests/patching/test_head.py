@@ -141,15 +141,17 @@ def test_options_of_the_loss_are_hfs(family: str, options: dict[str, Any]) -> No
     torch.testing.assert_close(patched, plain)
 
 
-def test_labels_that_lie_in_another_order_are_refused_and_flat_ones_are_not() -> None:
-    deferred, logits = _deferred()
-    target = torch.randint(11, (2, 5), generator=torch.Generator().manual_seed(1))
-    loss = FusedLoss(None, was_set=False)
-    for name in ("labels", "shift_labels"):
-        with pytest.raises(ValueError, match=rf"^{name} has shape \[5, 2\], expected \[2, 5\]"):
-            loss(deferred, **{name: target.T})
-    flat = loss(deferred, shift_labels=target.flatten())
-    torch.testing.assert_close(flat, F.cross_entropy(logits.view(-1, 11), target.flatten()))
+@pytest.mark.parametrize("shape", [(24,), (1, 24), (4, 6), (12, 2)], ids=str)
+@pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
+def test_labels_of_another_layout_are_taken_as_hf_takes_them(shape: tuple[int, ...], shifted: bool) -> None:
+    model, ids_BT = hf_model("llama"), hf_ids("llama").flatten()[:24].view(2, 12)
+    given = {"shift_labels" if shifted else "labels": ids_BT.reshape(shape)}
+    given |= {"labels": ids_BT.reshape(shape)} if shifted else {}
+    plain = model(ids_BT, **given).loss
+    porter.patch(model)
+    torch.testing.assert_close(model(ids_BT, **given).loss, plain)
+    with pytest.raises(RuntimeError, match="shape"):
+        model(ids_BT, labels=ids_BT[:, :-1])
 
 
 @pytest.mark.parametrize("redeemed", [False, True], ids=["deferred", "looked at"])

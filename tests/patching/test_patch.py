@@ -191,12 +191,26 @@ def test_verify_compares_and_leaves_a_model_that_differs_as_it_was(monkeypatch: 
     model = hf_model("llama")
     made = porter.patch(model, verify=True)
     assert made is not None and made.report is not None and made.report.verdict == "PASS"
+    assert str(made).endswith(f"against the model without them: {made.report.sentence}")
+    assert made.report.port.details["patched"] == "glu, linear_cross_entropy, rms_norm, rope"
     porter.unpatch(model)
     right = norms.fuse_norm
     monkeypatch.setattr(
         "porter.patching.plan.fuse_norm", lambda module, spec: right(module, spec.model_copy(update={"eps": 1e-3}))
     )
     with pytest.raises(PatchError, match=r"patched, LlamaForCausalLM is another model: FAIL .*attn\.norm"):
+        porter.patch(model, verify=True)
+    assert [*fused_modules(model)] == []
+
+
+def test_verify_refuses_modules_that_are_not_huggingfaces() -> None:
+    class Own(type(hf_model("llama").model.layers[1].mlp)):  # type: ignore[misc]
+        def forward(self, x: torch.Tensor) -> Any:
+            return 100 * super().forward(x)
+
+    model = hf_model("llama")
+    model.model.layers[1].mlp.__class__ = Own
+    with pytest.raises(PatchError, match=r"verify=True with model\.layers\.1\.mlp: Own is no class of HuggingFace's"):
         porter.patch(model, verify=True)
     assert [*fused_modules(model)] == []
 
