@@ -51,8 +51,6 @@ def train(
 
     cases = train_cases(models=models, grid=[*map(read_grid, grid)], layers=layers, medusa=medusa, names=names)
     if list_only:
-        for case in cases:
-            _ = case.shape  # or it is refused
         click.echo("\n".join(case.name for case in cases))
         return
     from porter.cli.bench_runs import show_file

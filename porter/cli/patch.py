@@ -54,28 +54,18 @@ def patch(
     from porter.comparison.request import find_build
     from porter.patching.plan import read_ops
     from porter.patching.verify import preview_patch, verify_patch
-    from porter.reports.write import write_file
+    from porter.reports.write import write_text
 
-    alone = {
-        "--html": html_path,
-        "--prompt": prompt,
-        "--tokens": tokens,
-        "--layers": None if layers == "all" else layers,
-    }
-    for name, value in alone.items():
-        if value is not None and not verify:
-            raise UsageError(f"{name} without --verify", "a comparison that it says more of", "Add --verify, or leave it out.")  # fmt: skip  # noqa: E501
+    if not verify:
+        chosen = None if layers == "all" else layers
+        _refuse({"--html": html_path, "--prompt": prompt, "--tokens": tokens, "--layers": chosen})
     build = find_build(model, size, weights, (), dtype, "reference", device)
     wanted = read_ops(without)
     planned = preview_patch(build, wanted)
     if json_path != "-":
         click.echo(str(planned))
     if json_path and not verify:
-        text = json.dumps(planned.to_json(), indent=2)
-        if json_path == "-":
-            click.echo(text)
-        else:
-            write_file(Path(json_path), f"{text}\n".encode())
+        write_text(json.dumps(planned.to_json(), indent=2), json_path)
     if verify:
         from porter.cli.progress import stage_progress
         from porter.reports.present import present
@@ -87,3 +77,10 @@ def patch(
             )  # fmt: skip
         present(report, out, json_path=json_path, html_path=html_path, timings=False, axes=False)
         ctx.exit(report.exit_code)
+
+
+def _refuse(given: dict[str, object]) -> None:
+    for name, value in given.items():
+        if value is not None:
+            wrong = f"{name} without --verify"
+            raise UsageError(wrong, "a comparison that it says more of", "Add --verify, or leave it out.")

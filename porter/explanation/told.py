@@ -96,7 +96,7 @@ def _conclusion(found: Explained) -> str:
         "explained": f"Explained: {faults}; with the change the spec computes what the reference does, {where}.",
         "partly": f"Partly explained: {faults}, and one more that no change of the spec takes away.",
         "unexplained": "Not explained: the fault is no axis of the spec, has a value that was not tried, or is made of "
-        "several that help together alone; look at the weights the node reads, and at the op itself.",
+        "several that help only together; look at the weights the node reads, and at the op itself.",
     }[found.outcome]
 
 

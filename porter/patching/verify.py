@@ -78,7 +78,7 @@ def check_patch(model: Any, wanted: frozenset[str]) -> DiffReport:
     if any(parameter.is_meta for parameter in model.parameters()):
         raise PatchError(f"{type(model).__name__} is on the device meta, without numbers", "a model that is loaded",
                          "Load its weights first, or pass verify=False.")  # fmt: skip
-    _check_stock(model)
+    _check_stock(model, wanted)
     with tempfile.TemporaryDirectory(prefix="porter-patch-") as folder:
         model.save_pretrained(folder)
         build = plan_build(
@@ -94,13 +94,14 @@ def check_patch(model: Any, wanted: frozenset[str]) -> DiffReport:
     return report
 
 
-def _check_stock(model: Any) -> None:
+def _check_stock(model: Any, wanted: frozenset[str]) -> None:
+    """Refuses what a model made anew would not have: modules of other code, and places of an op that are changed."""
     changed = {path: why_not_stock(each) for path, each in model.named_modules() if path and not is_fused(each)}
-    reasons = [f"{path}: {reason}" for path, reason in changed.items() if reason is not None]
-    if reasons:
-        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    anew = {each.path for each in preview(empty_model(model.config.to_dict()), wanted).left}
+    changed |= {each.path: each.reason for each in preview(model, wanted).left if each.path not in anew}
+    if reasons := [f"{path}: {reason}" for path, reason in changed.items() if reason is not None]:
         raise PatchError(
-            f"verify=True with {reasons[0]}{more}",
+            f"verify=True with {reasons[0]}{f' (and {len(reasons) - 1} more)' if len(reasons) > 1 else ''}",
             "HuggingFace's own modules: the comparison makes the model anew from its config and weights",
             "Verify before adapters and hooks are put on (or merge them), or pass verify=False.",
         )

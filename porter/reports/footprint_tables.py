@@ -2,9 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -12,20 +10,17 @@ from rich.text import Text
 from porter.bench.footprint.step import Footprint, Kind
 from porter.bench.footprint.survey import Survey, Variant, to_document
 from porter.reports.wide import wide_console
-from porter.reports.write import write_file
+from porter.reports.write import write_text
 
 MOST_NAMED = 4  # storages of a layer that are named, the largest
 
 
 def print_survey(found: Survey, json_path: str | None) -> None:
     """All of it to stdout, and the JSON to a file; of "-" the JSON alone."""
-    text = json.dumps(to_document(found), indent=1)
-    if json_path == "-":
-        click.echo(text)
-        return
-    render_survey(found, wide_console())
+    if json_path != "-":
+        render_survey(found, wide_console())
     if json_path is not None:
-        write_file(Path(json_path), f"{text}\n".encode())
+        write_text(json.dumps(to_document(found), indent=1), json_path)
 
 
 def render_survey(found: Survey, console: Console) -> None:

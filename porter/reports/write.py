@@ -63,6 +63,17 @@ def write_file(path: Path, content: bytes) -> None:
         beside.replace(path)
 
 
+def write_text(text: str, place: str) -> None:
+    """A text into a file, replaced if it exists, or of "-" to stdout.
+
+    Raises: UsageError: the place cannot be written to.
+    """
+    if place == "-":
+        print(text)
+    else:
+        write_file(Path(place), f"{text}\n".encode())
+
+
 def check_writable(folder: Path, *, json_path: Path | None = None, html_path: Path | None = None) -> None:
     """Refuses a place that a report could not be written to, before the long computation; leaves nothing behind.
 

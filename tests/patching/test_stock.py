@@ -73,6 +73,8 @@ def test_a_module_that_was_changed_stays(change: Any, reason: str) -> None:
     assert abs(float(changed.loss - plain.loss)) > 1e-3
     made = porter.patch(model)
     assert made is not None and [each.reason for each in made.left if reason in each.reason]
+    with pytest.raises(PatchError, match=rf"verify=True with model\.\S+: {reason}"):
+        porter.patch(model, verify=True)
     patched = step(model, ids_BT)
     torch.testing.assert_close(patched.loss, changed.loss)
     torch.testing.assert_close(patched.gradients, changed.gradients)

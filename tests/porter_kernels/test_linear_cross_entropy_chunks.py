@@ -5,7 +5,7 @@ import torch
 
 from porter_kernels.accuracy import excess
 from porter_kernels.linear_cross_entropy import Chunks, choose_chunks, linear_cross_entropy
-from porter_kernels.linear_cross_entropy.chunks import row_stride
+from porter_kernels.linear_cross_entropy.chunks import MIN_ROWS, row_stride
 from porter_kernels.linear_cross_entropy.passes import walk
 from porter_kernels.linear_cross_entropy.problem import state_problem
 from tests.porter_kernels.linear_cross_entropy_budget import (
@@ -104,6 +104,11 @@ def test_rows_that_are_asked_for_are_taken(chunk_rows: int, chunks: tuple[int, i
 def test_rows_and_budget_are_one_or_the_other(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"chunk_rows is \d with byte_budget .*Pass one of the two"):
         choose(8192, **options)
+
+
+def test_rows_beyond_all_memory_take_no_time() -> None:
+    chunks = choose_chunks(2**33, 4096, 128256, element_size=2)
+    assert chunks.rows * chunks.count >= 2**33 and chunks.rows >= MIN_ROWS
 
 
 def test_no_rows_make_no_chunks() -> None:

@@ -30,9 +30,8 @@ def _run(op: str, kernel: Any, tensors: dict[str, Tensor | None], interleaved: b
     length = width // 2 if interleaved else width
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    arguments = dict(constants)
+    arguments = constants | {f"{name}_ptr": x for name, x in tensors.items()}
     for name, x in tensors.items():
-        arguments[f"{name}_ptr"] = x
         if name != "y":
             arguments[f"{name}_stride"] = 0 if dense or x is None else x.stride(0)
     with launching(op, gate):

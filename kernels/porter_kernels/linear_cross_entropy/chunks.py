@@ -11,7 +11,7 @@ from typing import Literal
 
 MIN_ROWS = 2048  # fewer rows starve the GEMMs
 ROW_MULTIPLE = 128  # rows of a GEMM's tile
-MOST_COUNTS = 4096  # of chunks that are compared: of eight million rows
+MOST_COUNTS = 4096  # of chunks that are compared, besides the most: more than eight million rows have
 # Up to so many rows, eight chunks, a sum in the weight's own dtype errs at most about twice as much as one rounding of
 # it, which is what rounded logits cost it too; it saves 4 bytes a weight. Training takes it so; the op's default not.
 LEAN_ROWS = 8 * MIN_ROWS
@@ -113,7 +113,7 @@ def choose_chunks(
             )
         return sizes.cut(max(min(chunk_rows, num_rows), 1))
     most = (num_rows + MIN_ROWS // 16) // MIN_ROWS  # 8190 rows make four chunks, the last two rows short
-    counts = [*range(1, min(max(most, 1), MOST_COUNTS) + 1), *([most] if most > MOST_COUNTS else [])]
+    counts = {*range(1, min(most, MOST_COUNTS) + 1), max(most, 1)}
     best = min(map(sizes.cut_evenly, counts), key=lambda chunks: (chunks.peak_bytes, chunks.count))
     if byte_budget is None or best.peak_bytes <= byte_budget:
         return best

@@ -63,7 +63,7 @@ def train_cases(
         layers: of each model.
         medusa: with Medusa heads too, on the first model.
         names: keep cases whose name contains one of these, or matches it as a pattern with * and ?.
-    Raises: UsageError: nothing is left.
+    Raises: UsageError: nothing is left, or no size has a model's name.
     """
     models = models or MODELS
     cases = [TrainCase(model, layers, batch, tokens) for model in models for batch, tokens in grid or GRID]
@@ -75,6 +75,8 @@ def train_cases(
         raise UsageError(
             f"no case is left of --case {' '.join(names)}", closest(names[0], known), f"There are: {'; '.join(known)}."
         )
+    for case in chosen:
+        find_shape(case.model, case.size, case.layers)
     return chosen
 
 
