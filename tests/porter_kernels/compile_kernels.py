@@ -43,8 +43,8 @@ GPT_OSS = {"INTERLEAVED": True, "up_ptr": None, "ALPHA": 1.702, "LIMIT": 7.0, "U
 LOSS = {
     "IGNORE": -100, "SMOOTHING": 0.0, "Z_LOSS": 0.0, "CAP": 0.0, "SCALE": 1.0, "HAS_WEIGHT": False,
     "HAS_FACTOR": False, "HAS_DENOMINATOR": True, "HAS_UPSTREAM": True, "HAS_LOG_TOTAL": True, "KEEP_AT_ONE": True,
-    "ENTROPY": False, "ARGMAX": False, "BLOCK_N": 1, "BLOCK_V": 8192, "BLOCK_C": 16, "STAGES": 1,
-    "weight_ptr": None, "weight_sum_ptr": None, "factor_ptr": None,
+    "COUNTED": 0, "IS_MEAN": False, "ENTROPY": False, "ARGMAX": False, "BLOCK_N": 1, "BLOCK_V": 8192, "BLOCK_C": 16,
+    "STAGES": 1, "weight_ptr": None, "weight_sum_ptr": None, "factor_ptr": None,
 }  # fmt: skip
 LOSS_OPTIONS = {
     name: value for name, value in LOSS.items() if value is not None
@@ -52,7 +52,10 @@ LOSS_OPTIONS = {
     "SMOOTHING": 0.1, "Z_LOSS": 1e-4, "CAP": 30.0, "SCALE": 0.5, "HAS_WEIGHT": True, "HAS_FACTOR": True,
     "HAS_LOG_TOTAL": False, "KEEP_AT_ONE": False, "ENTROPY": True, "ARGMAX": True, "BLOCK_V": 2048, "BLOCK_C": 128,
 }  # fmt: skip
-LOSSES = [LOSS, LOSS | {"SMOOTHING": 0.1}, LOSS_OPTIONS, LOSS_OPTIONS | {"BLOCK_N": 32, "BLOCK_V": 64, "BLOCK_C": 1}]
+LOSSES = [
+    LOSS, LOSS | {"SMOOTHING": 0.1}, LOSS | {"HAS_DENOMINATOR": False, "COUNTED": 1024}, LOSS_OPTIONS,
+    LOSS_OPTIONS | {"BLOCK_N": 32, "BLOCK_V": 64, "BLOCK_C": 1},
+]  # fmt: skip
 VARIANTS: dict[str, list[dict[str, object]]] = {
     "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
     "rms_norm._backward_kernel": [
@@ -99,7 +102,13 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "cross_entropy.kernels._gradient_kernel": LOSSES,
     "cross_entropy.kernels._loss_and_gradient_kernel": LOSSES,
     "cross_entropy.kernels._denominator_kernel": [LOSS | {"BLOCK": 8192}, LOSS_OPTIONS | {"BLOCK": 8192}],
-    "cross_entropy.kernels._total_kernel": [LOSS | {"BLOCK": 8192}, LOSS_OPTIONS | {"BLOCK": 8192}],
+    "cross_entropy.kernels._total_kernel": [
+        LOSS | {"BLOCK": 8192},
+        LOSS_OPTIONS | {"BLOCK": 8192, "HAS_DENOMINATOR": False, "IS_MEAN": True},
+    ],
+    "linear_cross_entropy.scaling._scale_kernel": [
+        {"HAS_HIDDEN": True, "HAS_WEIGHT": True, "HAS_BIAS": True, "BLOCK": 4096}
+    ],
     "cross_entropy.kernels._scale_kernel": [LOSS],
     "column_sums._sum_kernel": [{"BLOCK_P": 64, "BLOCK_D": 32}],
     "softcap._forward_kernel": [{"cap": 30.0, "BLOCK": 2048}],

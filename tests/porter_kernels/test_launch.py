@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -177,16 +178,27 @@ def test_measured_launches_can_be_launched() -> None:
 def test_a_gpu_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    device = torch.device("cuda", 0)
-    launch._check_dtype("rms_norm", torch.float16, device)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    launch._check_bfloat16.cache_clear()
+    with launch.launching("rms_norm", fake_tensor(0, torch.float16)):
+        pass
     with pytest.raises(ValueError, match=r"x is torch.bfloat16 on a Tesla T4, expected float16 or float32"):
-        launch._check_dtype("rms_norm", torch.bfloat16, device)
+        launch.launching("rms_norm", fake_tensor(0, torch.bfloat16))
+
+
+def fake_tensor(device: int, dtype: torch.dtype = torch.float32) -> Any:
+    """As launching sees a tensor of a GPU."""
+    return SimpleNamespace(is_cuda=True, get_device=lambda: device, dtype=dtype)
 
 
 class FakeKernel:
-    """As launch sees a jitted kernel: parameters, and a call that gives what was compiled for these arguments."""
+    """As launch sees a jitted kernel: parameters, and a call that gives what was compiled for these arguments.
+
+    What is compiled is itself: called as Triton's users call it, and run as Triton does. Both note the launch.
+    """
 
     __name__ = "fake"
+    function, packed_metadata = "handle", "metadata"
 
     def __init__(self) -> None:
         self.params = [
@@ -194,6 +206,7 @@ class FakeKernel:
         ]
         self.compiled: list[tuple[object, ...]] = []
         self.launched: list[tuple[tuple[int, ...], tuple[object, ...]]] = []
+        self.called: list[tuple[int, ...]] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         def compile_and_launch(*values: object, num_warps: int, enable_fp_fusion: bool) -> object:
@@ -202,15 +215,21 @@ class FakeKernel:
             return self
 
         def launch_again(*values: object) -> None:
-            self.launched.append((grid, values))
+            self.called.append(grid)
 
         return launch_again if len(grid) == 3 else compile_and_launch
+
+    def run(self, x: int, y: int, z: int, stream: object, function: object, metadata: object, *rest: object) -> None:
+        assert (stream, function, metadata, rest[:3]) == ("stream of 0", "handle", "metadata", (None,) * 3)
+        self.launched.append(((x, y, z), rest[3:]))
 
 
 @pytest.fixture
 def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     monkeypatch.setattr(launch, "INTERPRETING", False)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream of {}".format))
+    monkeypatch.setattr(launch.triton.runtime, "driver", driver)
     monkeypatch.setattr(launch, "_compiled", {})
     monkeypatch.setattr(launch, "_parameters", {})
     return FakeKernel()
@@ -226,6 +245,21 @@ def test_a_kernel_is_compiled_once_for_arguments_it_does_not_tell_apart(fake_ker
         values[0] is x and values[1:] == (None, n, 8)
         for (_, values), n in zip(fake_kernel.launched, (32, 48, 160), strict=True)
     )
+
+
+@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
+def test_a_profiler_sees_every_launch(hook: str, fake_kernel: FakeKernel) -> None:
+    arguments = {"x_ptr": None, "b_ptr": None, "n": 32, "BLOCK": 8}
+    launch.launch(fake_kernel, (4,), **arguments)
+    chain = getattr(launch.triton.knobs.runtime, hook)
+    chain.add(print)
+    try:
+        launch.launch(fake_kernel, (4, 2), **arguments)
+    finally:
+        chain.remove(print)
+    launch.launch(fake_kernel, (5,), **arguments)
+    assert fake_kernel.called == [(4, 2, 1)]
+    assert [grid for grid, _ in fake_kernel.launched] == [(4, 1, 1), (5, 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -252,13 +286,12 @@ def test_a_number_that_is_1_is_compiled_as_such(fake_kernel: FakeKernel) -> None
 
 def test_a_launch_is_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    here, there = (SimpleNamespace(device=torch.device("cuda", i), dtype=torch.float32) for i in (0, 1))
-    assert launch.launching("op", here) is launch.HERE
-    assert launch.launching("op", there).idx == 1
+    assert launch.launching("op", fake_tensor(0)) is launch.HERE
+    assert launch.launching("op", fake_tensor(1)).idx == 1
 
 
 def test_another_device_compiles_anew(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in (0, 1, 0):
+    for device in (0, 1):
         monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
         launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=2, BLOCK=8)
     assert len(fake_kernel.compiled) == 2

@@ -162,7 +162,7 @@ def arguments_of(case: Case, needed: tuple[bool, bool, bool], reduction: str) ->
         num_items=None, stats=False, chunk_rows=12, byte_budget=None, accumulate="float32", drop_ignored=True,
         shift=False,
     )  # fmt: skip
-    return (*vars(stated).values(), *needed)
+    return (*stated, *needed)
 
 
 @pytest.mark.parametrize(

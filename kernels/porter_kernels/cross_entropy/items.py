@@ -147,15 +147,19 @@ def write_results(
 
 @triton.jit
 def read_factor(
-    factor_ptr, denominator_ptr, upstream_ptr, rows, N, upstream_stride,
-    HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
+    factor_ptr, denominator_ptr, upstream_ptr, target_ptr, rows, N, upstream_stride, IGNORE: tl.constexpr,
+    HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr, COUNTED: tl.constexpr,
 ):  # fmt: skip
-    """What multiplies the gradient of each row's loss."""
+    """What multiplies the gradient of each row's loss; above 0 COUNTED divides by how many of at most so many count."""
     factor = tl.full(rows.shape, 1.0, tl.float32)  # [N, 1]
     if HAS_FACTOR:
         factor = tl.load(factor_ptr + rows, mask=rows < N, other=0.0)
     if HAS_DENOMINATOR:
         factor /= tl.load(denominator_ptr)
+    if COUNTED > 0:
+        all_rows = tl.arange(0, COUNTED)
+        all_targets = tl.load(target_ptr + all_rows, mask=all_rows < N, other=IGNORE)
+        factor /= tl.sum((all_targets != IGNORE).to(tl.float32), axis=0)
     if HAS_UPSTREAM:
         factor *= tl.load(upstream_ptr + rows * upstream_stride, mask=rows < N, other=0.0)
     return factor

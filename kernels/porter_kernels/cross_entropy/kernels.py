@@ -58,7 +58,8 @@ def _gradient_kernel(
     upstream_ptr, out_ptr, N, V, C, T, stride, out_stride, upstream_stride, vocab_start, vocab_size,
     IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr,
-    HAS_LOG_TOTAL: tl.constexpr, KEEP_AT_ONE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
+    HAS_LOG_TOTAL: tl.constexpr, KEEP_AT_ONE: tl.constexpr, COUNTED: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     # KEEP_AT_ONE: `out` already holds the gradient for an upstream of 1. The device decides: the host would wait.
     items = T * C
@@ -72,8 +73,8 @@ def _gradient_kernel(
         if HAS_LOG_TOTAL:
             log_total = tl.load(log_total_ptr + rows, mask=rows < N, other=0.0)
         factor = read_factor(
-            factor_ptr, denominator_ptr, upstream_ptr, rows, N, upstream_stride,
-            HAS_FACTOR, HAS_DENOMINATOR, HAS_UPSTREAM,
+            factor_ptr, denominator_ptr, upstream_ptr, target_ptr, rows, N, upstream_stride, IGNORE,
+            HAS_FACTOR, HAS_DENOMINATOR, HAS_UPSTREAM, COUNTED,
         )  # fmt: skip
         write_gradient(
             logits_ptr, out_ptr, weight_ptr, weight_sum_ptr, target, counts, exists, weight, peak, log_total, factor,
@@ -87,13 +88,16 @@ def _loss_and_gradient_kernel(
     logits_ptr, target_ptr, weight_ptr, weight_sum_ptr, factor_ptr, denominator_ptr, partials_ptr,
     out_ptr, results_ptr, correct_ptr, N, V, C, stride, out_stride,
     IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr,
-    HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, COUNTED: tl.constexpr,
     ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_V: tl.constexpr, BLOCK_C: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
     target, counts, exists, weight = read_target(target_ptr, weight_ptr, rows, N, V, IGNORE, HAS_WEIGHT)
-    factor = read_factor(factor_ptr, denominator_ptr, factor_ptr, rows, N, 0, HAS_FACTOR, HAS_DENOMINATOR, False)
+    factor = read_factor(
+        factor_ptr, denominator_ptr, factor_ptr, target_ptr, rows, N, 0, IGNORE,
+        HAS_FACTOR, HAS_DENOMINATOR, False, COUNTED,
+    )  # fmt: skip
     for chunk in tl.range(0, C, num_stages=STAGES):
         write_partials(
             logits_ptr, weight_ptr, partials_ptr, rows, target, chunk, N, V, C, stride, 0, 0,
@@ -136,18 +140,29 @@ def _denominator_kernel(
 
 @triton.jit
 def _total_kernel(
-    loss_ptr, target_ptr, factor_ptr, denominator_ptr, out_ptr, N,
-    IGNORE: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, BLOCK: tl.constexpr,
+    loss_ptr, target_ptr, weight_ptr, factor_ptr, denominator_ptr, out_ptr, N, vocab_size, IGNORE: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, IS_MEAN: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
+    # IS_MEAN: the denominator is that of _denominator_kernel, to the bit, and is written to where one would be read.
     total = tl.zeros((BLOCK,), tl.float32)
+    whole = tl.zeros((BLOCK,), tl.float32)
     for first in range(0, N, BLOCK):
         rows = first + tl.arange(0, BLOCK)
         loss = tl.load(loss_ptr + rows, mask=rows < N, other=0.0)
-        if HAS_FACTOR:
-            counts = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE) != IGNORE
-            loss *= tl.load(factor_ptr + rows, mask=counts, other=0.0)
+        if HAS_FACTOR or IS_MEAN:
+            _, counts, _, weight = read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE, HAS_WEIGHT)
+            if HAS_FACTOR:
+                factor = tl.load(factor_ptr + rows, mask=counts, other=0.0)
+                loss *= factor
+                weight *= factor
+            whole += tl.where(counts, weight, 0.0)
         total += loss
     mean = tl.sum(total, axis=0)
+    if IS_MEAN:
+        denominator = tl.sum(whole, axis=0)
+        tl.store(denominator_ptr, denominator)
+        mean /= denominator
     if HAS_DENOMINATOR:
         mean /= tl.load(denominator_ptr)
     tl.store(out_ptr, mean)

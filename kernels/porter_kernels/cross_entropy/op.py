@@ -15,6 +15,7 @@ from porter_kernels.cross_entropy.arguments import check_options, check_overwrit
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
 from porter_kernels.cross_entropy.rows import (
     LossOptions,
+    can_count,
     logits_gradient_,
     new_results,
     row_partials,
@@ -22,7 +23,7 @@ from porter_kernels.cross_entropy.rows import (
     run_loss_and_gradient_,
     scale_,
 )
-from porter_kernels.cross_entropy.sums import mean_denominator, total_loss
+from porter_kernels.cross_entropy.sums import mean_denominator, mean_loss, total_loss
 from porter_kernels.fused import Fused, Launch, is_traced, refuse_second_derivative
 from porter_kernels.launch import as_rows
 
@@ -42,18 +43,16 @@ def _launch_loss(
     partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=stats, argmax=stats)
     results = run_combine(partials_NCS, target_N, weight_V, _sum_weight(weight_V, options), options, logits_NV.shape[1])
     loss_N = results.rows_RN[0]
-    divisor = num_items
-    if reduction == "none":
-        if token_weight_N is None:
-            loss = loss_N.clone()  # an op may not return two views of one memory
-        else:
-            loss = (loss_N * token_weight_N).masked_fill_(target_N == ignore_index, 0.0)
+    if reduction == "mean":
+        loss, mean = mean_loss(loss_N, target_N, weight_V, token_weight_N, options)
+        return loss, results.rows_RN, results.correct_N, mean
+    if reduction == "sum":
+        loss = total_loss(loss_N, target_N, token_weight_N, num_items, options)
+    elif token_weight_N is None:
+        loss = loss_N.clone()  # an op may not return two views of one memory
     else:
-        if reduction == "mean":
-            divisor = mean_denominator(target_N, weight_V, token_weight_N, options)
-        loss = total_loss(loss_N, target_N, token_weight_N, divisor, options)
-    mean = divisor if reduction == "mean" and divisor is not None else logits_NV.new_empty(0, dtype=torch.float32)
-    return loss, results.rows_RN, results.correct_N, mean
+        loss = (loss_N * token_weight_N).masked_fill_(target_N == ignore_index, 0.0)
+    return loss, results.rows_RN, results.correct_N, logits_NV.new_empty(0, dtype=torch.float32)
 
 
 def _fake_loss(
@@ -119,15 +118,19 @@ class _LossWithGradient(torch.autograd.Function):
         ctx: Any, logits_NV: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None,
         num_items: Tensor | None, reduction: str, stats: bool, options: LossOptions, inplace: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-        divisor = num_items
-        if reduction == "mean":
+        is_mean, divisor = reduction == "mean", num_items
+        counted = is_mean and can_count(target_N, weight_V, token_weight_N)
+        if is_mean and not counted:
             divisor = mean_denominator(target_N, weight_V, token_weight_N, options)
         d_logits_NV = logits_NV.detach() if inplace else logits_NV.new_empty(logits_NV.shape)
         rows_RN, correct_N = run_loss_and_gradient_(
             logits_NV, target_N, token_weight_N, weight_V, _sum_weight(weight_V, options), options, d_logits_NV,
-            divisor, entropy=stats, argmax=stats,
+            divisor, entropy=stats, argmax=stats, counted=counted,
         )  # fmt: skip
-        loss = total_loss(rows_RN[0], target_N, token_weight_N, divisor, options)
+        if counted:
+            loss, divisor = mean_loss(rows_RN[0], target_N, None, None, options)
+        else:
+            loss = total_loss(rows_RN[0], target_N, token_weight_N, divisor, options)
         ctx.options, ctx.inplace, ctx.d_logits_NV = options, inplace, d_logits_NV
         ctx.save_for_backward(None if inplace else logits_NV, target_N, rows_RN, divisor, weight_V, token_weight_N)
         ctx.set_materialize_grads(False)

@@ -33,6 +33,8 @@ TUNABLES = {
     "elements_per_thread_capped": 16,
     "stages": 1,  # chunks in flight where a program does all of a row
     "rows_per_multiprocessor": 0 if INTERPRETING else 2,  # fewer rows are better split over programs
+    "few_chunks": 0 if INTERPRETING else 4,  # unless they have so few chunks that three launches take longer
+    "counted_rows": 1024,  # so few that each program counts those that count, rather than a launch before
     "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
 }
 
@@ -103,6 +105,11 @@ def cut(N: int, V: int, capped: bool = False) -> Tiling:
     BLOCK_N = rows_per_program(N, BLOCK_V)
     warps = BLOCK_N * BLOCK_V // (32 * TUNABLES["elements_per_thread_capped" if capped else "elements_per_thread"])
     return Tiling(BLOCK_N, BLOCK_V, ceil_div(N, BLOCK_N), ceil_div(V, BLOCK_V), min(max(warps, 1), 16))
+
+
+def can_count(target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None) -> bool:
+    """Whether what a mean divides by is a count, and of so few rows that each program may take it."""
+    return weight_V is None and token_weight_N is None and target_N.shape[0] <= TUNABLES["counted_rows"]
 
 
 def new_results(logits_NV: Tensor) -> Results:
@@ -187,7 +194,7 @@ def logits_gradient_(
     logits_NV: Tensor, target_N: Tensor, lse_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None,
     weight_sum: Tensor | None, options: LossOptions, vocab_size: int, *, vocab_start: int = 0, out: Tensor,
     log_total_N: Tensor | None = None, denominator: Tensor | None = None, upstream: Tensor | None = None,
-    keep_at_one: bool = False,
+    keep_at_one: bool = False, counted: bool = False,
 ) -> None:  # fmt: skip
     """Writes the gradient of every row's loss, times factor / denominator * upstream, by its logits.
 
@@ -206,6 +213,7 @@ def logits_gradient_(
         denominator: [] float32, or None for 1.
         upstream: [] or [N], float32, or None for 1.
         keep_at_one: leave `out` as it is if upstream, a scalar then, is 1.
+        counted: whether the denominator is how many of these rows count; for what can_count agrees to.
     """
     N, V = logits_NV.shape
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
@@ -226,7 +234,8 @@ def logits_gradient_(
                 else 0, vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(),
                 HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None,
                 HAS_DENOMINATOR=denominator is not None, HAS_UPSTREAM=upstream is not None,
-                HAS_LOG_TOTAL=log_total_N is not None, KEEP_AT_ONE=keep_at_one, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V,
+                HAS_LOG_TOTAL=log_total_N is not None, KEEP_AT_ONE=keep_at_one,
+                COUNTED=TUNABLES["counted_rows"] if counted else 0, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V,
                 num_warps=num_warps, contract=False,
             )  # fmt: skip
 
@@ -234,30 +243,31 @@ def logits_gradient_(
 def loss_and_gradient_(
     logits_NV: Tensor, target_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None, weight_sum: Tensor | None,
     options: LossOptions, out: Tensor, *, denominator: Tensor | None = None, entropy: bool = False,
-    argmax: bool = False,
+    argmax: bool = False, counted: bool = False,
 ) -> RowStats:  # fmt: skip
     """The statistics of every row, and in `out` the gradient of its loss times factor / denominator, in one launch.
 
     Arguments are those of row_partials, combine_partials and logits_gradient_, for the whole vocabulary.
     """
     results = run_loss_and_gradient_(
-        logits_NV, target_N, factor_N, weight_V, weight_sum, options, out, denominator, entropy, argmax
+        logits_NV, target_N, factor_N, weight_V, weight_sum, options, out, denominator, entropy, argmax, counted
     )
     return results.stats()
 
 
 def run_loss_and_gradient_(
     logits_NV: Tensor, target_N: Tensor, factor_N: Tensor | None, weight_V: Tensor | None, weight_sum: Tensor | None,
-    options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool,
+    options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool, counted: bool,
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
-    if TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T:
+    few_rows = TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T
+    if few_rows and TUNABLES["few_chunks"] < C:
         partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=entropy, argmax=argmax)
         results = run_combine(partials_NCS, target_N, weight_V, weight_sum, options, V)
         logits_gradient_(
             logits_NV, target_N, results.rows_RN[1], factor_N, weight_V, weight_sum, options, V, out=out,
-            log_total_N=results.rows_RN[2], denominator=denominator,
+            log_total_N=results.rows_RN[2], denominator=denominator, counted=counted,
         )  # fmt: skip
         return results
     results = new_results(logits_NV)
@@ -272,8 +282,9 @@ def run_loss_and_gradient_(
             results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C,
             stride=logits_NV.stride(0), out_stride=out.stride(0), **options.for_gradient(),
             HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None, HAS_DENOMINATOR=denominator is not None,
-            ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
-            STAGES=TUNABLES["stages"], num_warps=num_warps, contract=False,
+            COUNTED=TUNABLES["counted_rows"] if counted else 0, ENTROPY=entropy, ARGMAX=argmax,
+            BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C), STAGES=TUNABLES["stages"],
+            num_warps=num_warps, contract=False,
         )  # fmt: skip
     return results
 

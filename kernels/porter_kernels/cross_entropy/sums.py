@@ -25,6 +25,14 @@ def mean_denominator(
     return out
 
 
+def mean_loss(
+    loss_N: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
+) -> tuple[Tensor, Tensor]:
+    """total_loss divided by mean_denominator, and the latter, in one launch."""
+    denominator = torch.empty((), dtype=torch.float32, device=loss_N.device)
+    return _run_total(loss_N, target_N, weight_V, token_weight_N, denominator, options, is_mean=True), denominator
+
+
 def total_loss(
     loss_N: Tensor, target_N: Tensor, token_weight_N: Tensor | None, denominator: Tensor | None, options: LossOptions
 ) -> Tensor:
@@ -32,12 +40,21 @@ def total_loss(
 
     loss_N holds 0 for rows that do not count.
     """
+    return _run_total(loss_N, target_N, None, token_weight_N, denominator, options, is_mean=False)
+
+
+def _run_total(
+    loss_N: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None,
+    denominator: Tensor | None, options: LossOptions, *, is_mean: bool,
+) -> Tensor:  # fmt: skip
     out = torch.empty((), dtype=torch.float32, device=loss_N.device)
     with launching("cross_entropy", loss_N):
         launch(
             kernels._total_kernel, (1,),
-            loss_ptr=loss_N, target_ptr=target_N, factor_ptr=token_weight_N, denominator_ptr=denominator, out_ptr=out,
-            N=loss_N.shape[0], IGNORE=options.ignore_index, HAS_FACTOR=token_weight_N is not None,
-            HAS_DENOMINATOR=denominator is not None, BLOCK=BLOCK, num_warps=8,
+            loss_ptr=loss_N, target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N,
+            denominator_ptr=denominator, out_ptr=out, N=loss_N.shape[0],
+            vocab_size=0 if weight_V is None else weight_V.shape[0], IGNORE=options.ignore_index,
+            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=token_weight_N is not None,
+            HAS_DENOMINATOR=denominator is not None and not is_mean, IS_MEAN=is_mean, BLOCK=BLOCK, num_warps=8,
         )  # fmt: skip
     return out

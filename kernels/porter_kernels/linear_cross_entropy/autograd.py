@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from porter_kernels.cross_entropy.rows import scale_
 from porter_kernels.fused import is_traced, refuse_second_derivative
 from porter_kernels.launch import launching
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
 from porter_kernels.linear_cross_entropy.passes import Pass, pass_over
 from porter_kernels.linear_cross_entropy.problem import Problem
+from porter_kernels.linear_cross_entropy.scaling import scale_
 
-Outputs = tuple[Tensor, ...]  # the loss; then of every row: log-sum-exp, log-probability, entropy, correct
+Outputs = tuple[Tensor, ...]  # the loss; where asked for, of every row: log-sum-exp, log-probability, entropy, correct
 
 NOTHING = Need(False, False, False)
-NUM_TENSORS, NUM_ARGUMENTS = 7, 21
+NUM_DIFFERENTIATED, NUM_TENSORS, NUM_OUTPUTS = 3, 7, 5
 ARGUMENTS = """
     Tensor hidden, Tensor weight, Tensor? bias, Tensor target, Tensor? class_weight, Tensor? token_weight,
     Tensor? num_items, str reduction, int ignore_index, float label_smoothing, float z_loss, float? softcap,
@@ -38,10 +38,9 @@ ARGUMENTS = """
 
 def differentiable(problem: Problem) -> Outputs:
     """Outputs, of which the loss has the gradients that are needed."""
-    arguments = (*problem.arguments(), *problem.need)
-    if is_traced(*arguments):
-        outputs: Outputs = _forward(*arguments)
-        return outputs[:5]
+    if is_traced(*problem[:NUM_TENSORS]):
+        outputs: Outputs = _forward(*problem, *problem.need)
+        return outputs[: NUM_OUTPUTS if problem.stats else 1]
     return run_eagerly(pass_over, problem)
 
 
@@ -50,7 +49,8 @@ def run_eagerly(make_pass: Pass, problem: Problem) -> Outputs:
     need = problem.need
     if not any(need):
         return _run_forward(make_pass, problem, need)[0]
-    outputs: Outputs = EagerFunction.apply(make_pass, *problem.arguments(), *need)  # type: ignore[no-untyped-call]
+    differentiated = problem[:NUM_DIFFERENTIATED]
+    outputs: Outputs = EagerFunction.apply(make_pass, problem, need, *differentiated)  # type: ignore[no-untyped-call]
     return outputs
 
 
@@ -61,8 +61,8 @@ def _is_late(problem: Problem) -> bool:
 
 def _run_forward(make_pass: Pass, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
     with launching("linear_cross_entropy", problem.hidden_NH):
-        stats, gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
-    return (problem.reduce(stats.loss_N), *stats[1:]), gradients
+        (loss_N, *measured), gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
+        return (problem.reduce(loss_N), *measured), gradients
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:
@@ -73,14 +73,13 @@ def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:
 
 
 class EagerFunction(torch.autograd.Function):
-    """Takes a pass and ARGUMENTS, returns Outputs."""
+    """Takes a pass, a problem, what it needs, and of its tensors those that have gradients; returns Outputs."""
 
     @staticmethod
-    def forward(ctx: Any, make_pass: Pass, *arguments: Any) -> Outputs:
-        problem, ctx.need = _split(arguments)
-        outputs, ctx.gradients = _run_forward(make_pass, problem, ctx.need)
-        ctx.make_pass, ctx.is_late, ctx.rest = make_pass, _is_late(problem), arguments[NUM_TENSORS:-3]
-        ctx.save_for_backward(*arguments[:NUM_TENSORS])
+    def forward(ctx: Any, make_pass: Pass, problem: Problem, need: Need, *differentiated: Tensor | None) -> Outputs:
+        outputs, ctx.gradients = _run_forward(make_pass, problem, need)
+        ctx.make_pass, ctx.need, ctx.is_late, ctx.rest = make_pass, need, _is_late(problem), problem[NUM_TENSORS:]
+        ctx.save_for_backward(*problem[:NUM_TENSORS])
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -93,25 +92,23 @@ class EagerFunction(torch.autograd.Function):
             problem = Problem(*ctx.saved_tensors, *ctx.rest)
             _, gradients = ctx.make_pass(problem, ctx.need, upstream if ctx.is_late else None)
         if not ctx.is_late:
-            for gradient in gradients:
-                if gradient is not None:
-                    _scale(gradient, upstream)
-        return (None, *gradients, *(None,) * (NUM_ARGUMENTS - 3))
-
-
-def _scale(gradient: Tensor, upstream: Tensor) -> None:
-    rows = gradient if gradient.ndim == 2 else gradient[None]
-    scale_(rows if rows.stride(1) == 1 else rows.T, upstream)
+            scale_(gradients, upstream)
+        return None, None, None, *gradients
 
 
 # --- traced ----------------------------------------------------------------------------------
 
 
 def _launch_forward(*arguments: Any) -> Outputs:
-    """Outputs, then Gradients, empty where there are none."""
+    """Outputs, empty where nobody asked, then Gradients, empty where there are none."""
     problem, need = _split(arguments)
-    outputs, gradients = _run_forward(pass_over, problem, need)
-    return *outputs, *_filled(problem, gradients)
+    (loss, *measured), gradients = _run_forward(pass_over, problem, need)
+    if measured:
+        measured = [x_N.clone() for x_N in measured]  # an op may not return two views of one memory
+    else:
+        empty = loss.new_empty(0)
+        measured = [*(torch.empty_like(empty) for _ in range(3)), torch.empty_like(empty, dtype=torch.bool)]
+    return loss, *measured, *_filled(problem, gradients)
 
 
 def _fake_forward(*arguments: Any) -> Outputs:
@@ -119,7 +116,7 @@ def _fake_forward(*arguments: Any) -> Outputs:
     x_NH, N = problem.hidden_NH, problem.hidden_NH.shape[0]
     asked = N if problem.stats else 0
     loss = x_NH.new_empty((N,) if problem.reduction == "none" else (), dtype=torch.float32)
-    lse_N, log_prob_N, entropy_N = (x_NH.new_empty(n, dtype=torch.float32) for n in (N, asked, asked))
+    lse_N, log_prob_N, entropy_N = (x_NH.new_empty(asked, dtype=torch.float32) for _ in range(3))
     correct_N = x_NH.new_empty(asked, dtype=torch.bool)
     gradients = _empty(problem, NOTHING if _is_late(problem) else need)
     return loss, lse_N, log_prob_N, entropy_N, correct_N, *_filled(problem, gradients)
@@ -150,7 +147,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     ctx.set_materialize_grads(False)
     ctx.rest = inputs[NUM_TENSORS:]
     ctx.is_late = _is_late(Problem(*inputs[:-3]))
-    ctx.save_for_backward(*(inputs[:NUM_TENSORS] if ctx.is_late else output[5:]))
+    ctx.save_for_backward(*(inputs[:NUM_TENSORS] if ctx.is_late else output[NUM_OUTPUTS:]))
 
 
 def _differentiate(ctx: Any, upstream: Tensor, *_: None) -> Any:
@@ -160,7 +157,7 @@ def _differentiate(ctx: Any, upstream: Tensor, *_: None) -> Any:
     else:
         gradients = [(x.float() * upstream).to(x.dtype) for x in ctx.saved_tensors]
     needed = [x if need else None for x, need in zip(gradients, ctx.rest[-3:], strict=True)]
-    return (*needed, *(None,) * (NUM_ARGUMENTS - 3))
+    return (*needed, *(None,) * len(ctx.rest), *(None,) * (NUM_TENSORS - NUM_DIFFERENTIATED))
 
 
 _forward = torch.library.custom_op(

@@ -17,12 +17,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
-from porter_kernels.cross_entropy.rows import RowStats, combine_partials, cut, logits_gradient_, row_partials
+from porter_kernels.cross_entropy.rows import cut, logits_gradient_, row_partials, run_combine
 from porter_kernels.linear_cross_entropy.autograd import run_eagerly
 from porter_kernels.linear_cross_entropy.checks import check_module
 from porter_kernels.linear_cross_entropy.chunks import Accumulate
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
-from porter_kernels.linear_cross_entropy.passes import Place, empty_stats, take, walk, write_stats
+from porter_kernels.linear_cross_entropy.passes import Place, Rows, empty_rows, rows_of, take, walk, write_rows
 from porter_kernels.linear_cross_entropy.problem import Problem, in_shape, state_problem
 
 
@@ -34,32 +34,34 @@ class VocabularySlice:
     start: int  # the class of the slice's first row
     sizes: tuple[int, ...]  # rows of every rank's slice
 
-    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
         target_N, class_weight_V, options = problem.target_N, problem.class_weight_V, problem.options
         class_weight_sum, vocab_size = problem.class_weight_sum(), sum(self.sizes)
         factor_N, denominator = problem.factors(upstream), problem.denominator() if any(need) else None
-        whole = empty_stats(problem)
+        whole: Rows | None = None
 
         def turn(logits_CV: Tensor, at: Place) -> None:
-            target_C = target_N[at]
+            nonlocal whole
+            target_C = take(target_N, at)
             partials_NCS = row_partials(
                 logits_CV, target_C, class_weight_V, options, vocab_start=self.start, entropy=problem.stats,
                 argmax=problem.stats,
             )  # fmt: skip
             partials_NCS = self.gather(partials_NCS, options.softcap is not None)
-            stats = combine_partials(partials_NCS, target_C, class_weight_V, class_weight_sum, options, vocab_size)
-            write_stats(whole, stats, at)
+            results = run_combine(partials_NCS, target_C, class_weight_V, class_weight_sum, options, vocab_size)
+            whole = write_rows(whole, rows_of(results, problem), at, problem)
             if any(need):
                 logits_gradient_(
-                    logits_CV, target_C, stats.lse_N, take(factor_N, at), class_weight_V, class_weight_sum, options,
-                    vocab_size, vocab_start=self.start, out=logits_CV, denominator=denominator,
+                    logits_CV, target_C, results.rows_RN[3], None if factor_N is None else take(factor_N, at),
+                    class_weight_V, class_weight_sum, options, vocab_size, vocab_start=self.start, out=logits_CV,
+                    denominator=denominator,
                 )  # fmt: skip
 
         gradients = walk(problem, need, turn, largest_slice=max(self.sizes))
         if gradients.hidden_NH is not None:
             dist.all_reduce(gradients.hidden_NH, group=self.group)
             gradients = gradients._replace(hidden_NH=gradients.hidden_NH.to(problem.hidden_NH.dtype))
-        return whole, gradients
+        return whole or empty_rows(problem), gradients
 
     def gather(self, partials_NCS: Tensor, capped: bool) -> Tensor:
         """[N, P * C, S]: the partial results of all ranks, in their order; smaller slices filled up with nothing."""

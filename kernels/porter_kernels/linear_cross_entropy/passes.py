@@ -8,30 +8,27 @@ Axes    N rows, K of them kept, C rows of a chunk, H hidden features, V vocabula
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from porter_kernels.cross_entropy.rows import (
-    RowStats,
-    combine_partials,
-    loss_and_gradient_,
-    row_partials,
-)
+from porter_kernels.cross_entropy.rows import Results, can_count, row_partials, run_combine, run_loss_and_gradient_
 from porter_kernels.linear_cross_entropy.chunks import Chunks, choose_chunks, row_stride
 from porter_kernels.linear_cross_entropy.gradients import Gradients, HeadGradient, Need, multiply, project
 from porter_kernels.linear_cross_entropy.problem import Problem
 
 WORTH_A_WAIT = 2**38  # multiplications of a product: three such take an H200 2.4 ms, a wait about 0.2
 Place = slice | Tensor  # rows of a chunk: neighbours, or their indices
+Rows = tuple[Tensor, ...]  # the loss of each; where statistics are asked for, the other fields of RowStats too
 
 
 class Pass(Protocol):
     """How a head is walked over."""
 
-    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
-        """The losses of all rows, 0 where they do not count, and the needed gradients of their weighted sum or mean.
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
+        """Rows, 0 where they do not count, and the needed gradients of the losses' weighted sum or mean.
 
         Args:
             problem: the rows and the head.
@@ -40,27 +37,30 @@ class Pass(Protocol):
         """
 
 
-def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[RowStats, Gradients]:
+def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
     """The pass over the head of one process."""
     target_N, class_weight_V, V = problem.target_N, problem.class_weight_V, problem.weight_VH.shape[0]
-    options, class_weight_sum = problem.options, problem.class_weight_sum()
-    factor_N, denominator = problem.factors(upstream), problem.denominator() if any(need) else None
-    whole = empty_stats(problem)
+    options, class_weight_sum, asked = problem.options, problem.class_weight_sum(), problem.stats
+    factor_N, denominator = problem.factors(upstream), cache(problem.denominator)
+    whole: Rows | None = None
+    can_be_counted = problem.is_mean and can_count(target_N, class_weight_V, problem.token_weight_N)
 
     def turn(logits_CV: Tensor, at: Place) -> None:
+        nonlocal whole
+        target_C = take(target_N, at)
         if any(need):
-            stats = loss_and_gradient_(
-                logits_CV, target_N[at], take(factor_N, at), class_weight_V, class_weight_sum, options,
-                out=logits_CV, denominator=denominator, entropy=problem.stats, argmax=problem.stats,
+            counted = can_be_counted and is_all(at, target_N)
+            results = run_loss_and_gradient_(
+                logits_CV, target_C, None if factor_N is None else take(factor_N, at), class_weight_V,
+                class_weight_sum, options, logits_CV, None if counted else denominator(), asked, asked, counted,
             )  # fmt: skip
         else:
-            partials = row_partials(
-                logits_CV, target_N[at], class_weight_V, options, entropy=problem.stats, argmax=problem.stats
-            )
-            stats = combine_partials(partials, target_N[at], class_weight_V, class_weight_sum, options, V)
-        write_stats(whole, stats, at)
+            partials = row_partials(logits_CV, target_C, class_weight_V, options, entropy=asked, argmax=asked)
+            results = run_combine(partials, target_C, class_weight_V, class_weight_sum, options, V)
+        whole = write_rows(whole, rows_of(results, problem), at, problem)
 
-    return whole, walk(problem, need, turn)
+    gradients = walk(problem, need, turn)
+    return whole or empty_rows(problem), gradients
 
 
 def walk(
@@ -83,13 +83,13 @@ def walk(
         allocate = torch.empty_like if places and isinstance(places[0], slice) else torch.zeros_like
         d_hidden_NH = allocate(hidden_NH, dtype=torch.float32 if largest_slice else hidden_NH.dtype)
     buffer_CS = hidden_NH.new_empty(chunks.rows if places else 0, row_stride(V, hidden_NH.element_size()))
-    if buffer_CS.device.type == "cpu":
+    if not buffer_CS.is_cuda:
         buffer_CS[:, V:] = 0  # oneDNN's bfloat16 product reads past the end of a row of odd length: NaN times 0
-    buffer_CV = buffer_CS[:, :V]
+    buffer_CV = buffer_CS if buffer_CS.shape[1] == V else buffer_CS[:, :V]
     logits_CV = buffer_CV
     for at in places:
-        hidden_CH = hidden_NH[at]
-        logits_CV = buffer_CV[: hidden_CH.shape[0]]
+        hidden_CH = take(hidden_NH, at)
+        logits_CV = take(buffer_CV, slice(0, hidden_CH.shape[0]))
         project(hidden_CH, weight_VH, problem.bias_V, out=logits_CV)
         turn(logits_CV, at)
         if d_hidden_NH is not None:
@@ -134,29 +134,43 @@ def kept_rows(problem: Problem, num_classes: int) -> Tensor | None:
     return None if kept_K.shape[0] == target_N.shape[0] else kept_K
 
 
-def take(x_N: Tensor | None, at: Place) -> Tensor | None:
-    return None if x_N is None else x_N[at]
+def is_all(at: Place, x_N: Tensor) -> bool:
+    """Whether a place is all rows of a tensor."""
+    return isinstance(at, slice) and at.stop - at.start == x_N.shape[0]
+
+
+def take(x_N: Tensor, at: Place) -> Tensor:
+    """x_N[at], which takes the host a while even where it is x_N."""
+    return x_N if is_all(at, x_N) else x_N[at]
 
 
 def write_product(a_CV: Tensor, b_VH: Tensor, out_NH: Tensor, at: Place) -> None:
     """Writes a @ b to some rows of out."""
     if isinstance(at, slice):
-        multiply(a_CV, b_VH, out_NH[at])
+        multiply(a_CV, b_VH, take(out_NH, at))
     else:
         product_CH = out_NH.new_empty(a_CV.shape[0], out_NH.shape[1])
         multiply(a_CV, b_VH, product_CH)
         out_NH.index_copy_(0, at, product_CH)
 
 
-def empty_stats(problem: Problem) -> RowStats:
-    """Zeros for every row; log-probability, entropy and correct only where asked for."""
+def rows_of(results: Results, problem: Problem) -> Rows:
+    return results.stats() if problem.stats else (results.rows_RN[0],)
+
+
+def empty_rows(problem: Problem) -> Rows:
+    """Zeros for every row."""
     x_NH, N = problem.hidden_NH, problem.hidden_NH.shape[0]
-    asked = N if problem.stats else 0
-    loss_N, lse_N, log_prob_N, entropy_N = (x_NH.new_zeros(n, dtype=torch.float32) for n in (N, N, asked, asked))
-    return RowStats(loss_N, lse_N, log_prob_N, entropy_N, x_NH.new_zeros(asked, dtype=torch.bool))
+    if not problem.stats:
+        return (x_NH.new_zeros(N, dtype=torch.float32),)
+    return (*x_NH.new_zeros(4, N, dtype=torch.float32).unbind(), x_NH.new_zeros(N, dtype=torch.bool))
 
 
-def write_stats(whole: RowStats, part: RowStats, at: Place) -> None:
+def write_rows(whole: Rows | None, part: Rows, at: Place, problem: Problem) -> Rows:
+    """`whole`, or zeros where there is none yet, with `part` at a place."""
+    if is_all(at, problem.target_N):
+        return part
+    whole = whole or empty_rows(problem)
     for whole_N, part_C in zip(whole, part, strict=True):
-        if whole_N.shape[0]:
-            whole_N[at] = part_C
+        whole_N[at] = part_C
+    return whole

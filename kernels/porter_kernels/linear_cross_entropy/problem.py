@@ -3,15 +3,14 @@
 Axes    N rows (the leading axes of hidden, flattened), H hidden features, V vocabulary.
 """
 
-from dataclasses import dataclass, fields
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
 from porter_kernels.cross_entropy.rows import LossOptions
-from porter_kernels.cross_entropy.sums import mean_denominator, total_loss
+from porter_kernels.cross_entropy.sums import mean_denominator, mean_loss, total_loss
 from porter_kernels.launch import as_rows
 from porter_kernels.linear_cross_entropy.checks import check_arguments, check_module
 from porter_kernels.linear_cross_entropy.chunks import Accumulate
@@ -19,8 +18,7 @@ from porter_kernels.linear_cross_entropy.gradients import Need
 from porter_kernels.linear_cross_entropy.reference import shift_left
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """linear_cross_entropy's arguments, checked, rows flattened, in the order of the op's schema."""
 
     hidden_NH: Tensor
@@ -42,10 +40,6 @@ class Problem:
     accumulate: Accumulate
     drop_ignored: bool | None
 
-    def arguments(self) -> tuple[Any, ...]:
-        """Its fields in order. vars and fields give them too, but torch 2.11 traces neither."""
-        return tuple(getattr(self, name) for name in FIELDS)
-
     @property
     def need(self) -> Need:
         """The inputs that require a gradient, none under torch.no_grad."""
@@ -57,9 +51,14 @@ class Problem:
     def options(self) -> LossOptions:
         return LossOptions(self.ignore_index, self.label_smoothing, self.z_loss, self.softcap, self.logit_scale)
 
+    @property
+    def is_mean(self) -> bool:
+        """Whether the sum of losses is divided by a sum over the rows that count."""
+        return self.reduction == "mean" and self.num_items is None
+
     def denominator(self) -> Tensor | None:
         """[] float32, what the sum of losses is divided by; None for 1."""
-        if self.reduction != "mean" or self.num_items is not None:
+        if not self.is_mean:
             return self.num_items
         return mean_denominator(self.target_N, self.class_weight_V, self.token_weight_N, self.options)
 
@@ -76,14 +75,13 @@ class Problem:
     def reduce(self, loss_N: Tensor) -> Tensor:
         """The loss from those of the rows, which are 0 where they do not count: [N] unless reduced."""
         target_N, token_weight_N = self.target_N, self.token_weight_N
+        if self.is_mean:
+            return mean_loss(loss_N, target_N, self.class_weight_V, token_weight_N, self.options)[0]
         if self.reduction != "none":
-            return total_loss(loss_N, target_N, token_weight_N, self.denominator(), self.options)
+            return total_loss(loss_N, target_N, token_weight_N, self.num_items, self.options)
         if token_weight_N is None:
-            return loss_N
+            return loss_N.clone()  # loss_N may be a view, which no caller could change in place
         return (loss_N * token_weight_N).masked_fill_(target_N == self.ignore_index, 0.0)
-
-
-FIELDS = tuple(field.name for field in fields(Problem))
 
 
 def state_problem(
@@ -139,9 +137,10 @@ def in_shape(
     outputs: tuple[Tensor, ...], problem: Problem, shape: torch.Size
 ) -> tuple[Tensor, CrossEntropyStats | None]:
     """The loss, and the statistics where they were asked for, without gradients, in the shape of the targets."""
-    loss, lse_N, log_prob_N, entropy_N, correct_N = outputs
+    loss, *measured = outputs
     loss = loss.view(shape) if problem.reduction == "none" else loss
-    if not problem.stats:
+    if not measured:
         return loss, None
+    lse_N, log_prob_N, entropy_N, correct_N = measured
     log_prob, entropy, lse = (x_N.detach().view(shape) for x_N in (log_prob_N, entropy_N, lse_N))
     return loss, CrossEntropyStats(log_prob, entropy, correct_N.view(shape), lse)
