@@ -8,8 +8,10 @@ are added in the same order on every run.
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import INTERPRETING, block_size, ceil_div, launch, launching, next_power_of_2, tl, triton
+from porter_kernels.launch import INTERPRETING, block_size, ceil_div, launching, next_power_of_2, tl, triton
+from porter_kernels.plans import Plan, launch, planned
 
+FEW_ROWS = 1024  # below, what a launch has read another finds in the second-level cache
 MOST_ROWS, MOST_COLUMNS = 64, 32  # of the tile that a program adds at a time: few columns, so that all of a GPU works
 
 
@@ -23,14 +25,18 @@ def _sum_kernel(x_ptr, y_ptr, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr
     tl.store(y_ptr + cols, tl.sum(total, axis=0, keep_dims=True), mask=cols < D)
 
 
+@planned
+def _plan(P: int, D: int) -> Plan:
+    BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
+    BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
+    return Plan(_sum_kernel, (ceil_div(D, BLOCK_D),), P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
+
+
 def column_sums(x_PD: Tensor, dtype: torch.dtype) -> Tensor:
     """x_PD, float32 and contiguous, summed over its rows and rounded once, to dtype: [D]; zeros where there is none."""
     P, D = x_PD.shape
     y_D = x_PD.new_empty(D, dtype=dtype)
     if D:
-        BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
-        BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
         with launching("column_sums", x_PD):
-            grid = (ceil_div(D, BLOCK_D),)
-            launch(_sum_kernel, grid, x_ptr=x_PD, y_ptr=y_D, P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
+            launch(_plan(P, D), x_ptr=x_PD, y_ptr=y_D)
     return y_D

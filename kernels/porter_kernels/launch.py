@@ -5,9 +5,7 @@ The one place that imports triton. Without it references work, and a launch says
 
 import json
 import math
-import operator
 import os
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -17,8 +15,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Config", "as_rows", "block_size", "ceil_div", "launch", "launching", "next_power_of_2", "num_programs",
-    "num_rows", "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
+    "Config", "as_rows", "block_size", "ceil_div", "launching", "next_power_of_2", "num_programs", "num_rows",
+    "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -86,75 +84,6 @@ def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
             f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
         )
     return nullcontext()
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *, num_warps: int = 4, contract: bool = True, **arguments: Any) -> None:
-    """kernel[grid](**arguments), within `launching`; a compiled kernel is found and launched in a fifth of the time.
-
-    Triton binds and specialises every argument of every launch, 35 us on the host of an H200. What its specialisation
-    depends on is taken here in one pass: constants, dtypes, and of pointers and integers whether 16 divides them. A
-    compiled kernel is run as Triton runs it, without the calls of hooks where none is set.
-
-    Args:
-        kernel: jitted; its constexpr parameters come last.
-        grid: programs along each axis, at most 3.
-        num_warps: of a program.
-        contract: whether a product and a sum may become one operation, rounded once. Which do is decided for each
-            kernel anew: without it, the same arithmetic has the same bits in two kernels.
-        arguments: every parameter of the kernel by name.
-    """
-    if INTERPRETING:
-        kernel[grid](**arguments)
-        return
-    num_values, in_order = _parameters.get(id(kernel)) or _note_parameters(kernel, arguments)
-    values, device = in_order(arguments), torch.cuda.current_device()
-    key: list[Any] = [id(kernel), device, num_warps, contract, values[num_values:]]
-    for value in values[:num_values]:
-        if value is None:
-            key.append(None)
-        elif type(value) is int:
-            key.append((value % 16 == 0) + 2 * (value == 1) + 4 * (value >= 2**31))
-        else:
-            key += (value.dtype, value.data_ptr() % 16)
-    where = tuple(key)
-    run = _compiled.get(where)
-    if run is None:
-        _compiled[where] = _runner(kernel[grid](*values, num_warps=num_warps, enable_fp_fusion=contract), device)
-    else:
-        run((*grid, 1, 1), values)
-
-
-def _runner(compiled: Any, device: int) -> Callable[[tuple[int, ...], tuple[Any, ...]], None]:
-    """What launches a compiled kernel again: (programs along each axis, then ones; values)."""
-    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    hooks, current_stream = triton.knobs.runtime, triton.runtime.driver.active.get_current_stream
-
-    def launch_again(grid: tuple[int, ...], values: tuple[Any, ...]) -> None:
-        if _is_set(hooks.launch_enter_hook) or _is_set(hooks.launch_exit_hook):  # a profiler watches
-            compiled[grid[:3]](*values)
-        else:
-            run(grid[0], grid[1], grid[2], current_stream(device), function, metadata, None, None, None, *values)
-
-    return launch_again
-
-
-def _is_set(hook: Any) -> bool:
-    """Whether anything would be called: newer versions of Triton keep a chain, empty at first."""
-    return bool(getattr(hook, "calls", hook))
-
-
-_compiled: dict[tuple[Any, ...], Callable[[tuple[int, ...], tuple[Any, ...]], None]] = {}
-_parameters: dict[int, tuple[int, Any]] = {}  # by id: a kernel's hash is that of its source
-
-
-def _note_parameters(kernel: Any, arguments: dict[str, Any]) -> tuple[int, Any]:
-    names = [parameter.name for parameter in kernel.params]
-    num_values = sum(not parameter.is_constexpr for parameter in kernel.params)
-    assert not any(parameter.is_constexpr for parameter in kernel.params[:num_values]), f"{kernel}: constexpr not last"
-    if unknown := arguments.keys() - set(names):
-        raise TypeError(f"{kernel.__name__} has no parameter {', '.join(sorted(unknown))}")
-    _parameters[id(kernel)] = num_values, operator.itemgetter(*names)
-    return _parameters[id(kernel)]
 
 
 @cache

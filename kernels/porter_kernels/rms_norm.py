@@ -15,11 +15,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from porter_kernels.column_sums import column_sums
+from porter_kernels.column_sums import FEW_ROWS, MOST_COLUMNS, MOST_ROWS, column_sums
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
+    INTERPRETING,
+    block_size,
     ceil_div,
-    launch,
     launching,
     next_power_of_2,
     num_programs,
@@ -30,6 +31,7 @@ from porter_kernels.launch import (
     triton,
     tuned,
 )
+from porter_kernels.plans import Plan, launch, planned
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -92,8 +94,8 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
-    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D,
+def _differentiate_rows(
+    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_DSUM: tl.constexpr, NEED_DW: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
@@ -102,7 +104,7 @@ def _backward_kernel(
     cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
     dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
-    for first in tl.range(start, N, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
+    for first in tl.range(start, N, P * BLOCK_N, num_stages=STAGES):
         rows = first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)  # [N, 1]; interpreted, `first` is a Python int
         mask = (rows < N) & (cols < D)
         at = rows * D + cols
@@ -133,27 +135,67 @@ def _backward_kernel(
         tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * D + cols, dw, mask=cols < D)
 
 
+@triton.jit
+def _sum_columns(dy_ptr, x_ptr, rstd_ptr, dw_ptr, block, N, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # dw of a block of columns, over all rows.
+    cols = block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [1, D]
+    dw = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # [N, D]
+    for first in range(0, N, ROWS):
+        rows = first + tl.arange(0, ROWS)[:, None].to(tl.int64)  # [N, 1]
+        at, mask = rows * D + cols, (rows < N) & (cols < D)
+        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
+        dw += dy * (x * tl.load(rstd_ptr + rows, mask=rows < N, other=0.0))
+    tl.store(dw_ptr + cols, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
+    OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_DSUM: tl.constexpr, NEED_DW: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
+):  # fmt: skip
+    # The first P programs take rows. If COLUMNS, others sum columns of dw beside them, from a cache: one launch less.
+    if COLUMNS == 0 or tl.program_id(0) < P:
+        _differentiate_rows(
+            dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
+            OFFSET, HAS_W, HAS_DSUM, NEED_DW, BLOCK_N, BLOCK_D, STAGES, RELOAD,
+        )  # fmt: skip
+    else:
+        _sum_columns(dy_ptr, x_ptr, rstd_ptr, dw_ptr, tl.program_id(0) - P, N, D, ROWS, COLUMNS)
+
+
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
 def _launch_forward(
     x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x_ND, has_residual = packed_rows(x), residual is not None
+    x_ND = packed_rows(x)
     N, D = x_ND.shape
     y, total, rstd_N = _fake_forward(x, residual, w, eps, offset)
     if x_ND.numel():
-        BLOCK_D = next_power_of_2(D)
-        config = tuned("rms_norm.forward", N, BLOCK_D, x.device)
         with launching("rms_norm", x):
             launch(
-                _forward_kernel, (ceil_div(N, config.rows),),
+                _plan_forward(N, D, eps, offset, w is not None, residual is not None, x.device),
                 x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
-                w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N, N=N, D=D,
-                eps=eps, OFFSET=offset, HAS_W=w is not None, HAS_RESIDUAL=has_residual,
-                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, num_warps=config.warps,
+                w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N,
             )  # fmt: skip
     return y, total, rstd_N
+
+
+@planned
+def _plan_forward(
+    N: int, D: int, eps: float, offset: int, has_w: bool, has_residual: bool, device: torch.device
+) -> Plan:  # fmt: skip
+    BLOCK_D = next_power_of_2(D)
+    config = tuned("rms_norm.forward", N, BLOCK_D, device)
+    return Plan(
+        _forward_kernel, (ceil_div(N, config.rows),),
+        N=N, D=D, eps=eps, OFFSET=offset, HAS_W=has_w, HAS_RESIDUAL=has_residual, BLOCK_N=config.rows,
+        BLOCK_D=BLOCK_D, num_warps=config.warps,
+    )  # fmt: skip
 
 
 def _fake_forward(
@@ -166,23 +208,39 @@ def _fake_forward(
 def _launch_backward(
     dy: Tensor, dtotal: Tensor | None, x: Tensor, w: Tensor | None, rstd_N: Tensor, offset: int, need_dw: bool
 ) -> tuple[Tensor, Tensor]:
-    x_ND = packed_rows(x)
+    x_ND, dx = packed_rows(x), packed_like(x)
     N, D = x_ND.shape
+    if x_ND.numel() == 0:
+        return dx, x.new_zeros(D if need_dw else 0)
+    with launching("rms_norm", x):
+        plan = _plan_backward(N, D, offset, w is not None, dtotal is not None, need_dw, x.device)
+        if need_dw and N >= FEW_ROWS:
+            dw = x.new_empty(plan.grid[0], D, dtype=torch.float32)
+        else:
+            dw = x.new_empty(D if need_dw else 0)
+        launch(
+            plan, dy_ptr=packed_rows(dy), dsum_ptr=None if dtotal is None else packed_rows(dtotal), x_ptr=x_ND,
+            w_ptr=None if w is None else w.contiguous(), rstd_ptr=rstd_N, dx_ptr=dx, dw_ptr=dw,
+        )  # fmt: skip
+    return dx, column_sums(dw, x.dtype) if dw.ndim == 2 else dw
+
+
+@planned
+def _plan_backward(
+    N: int, D: int, offset: int, has_w: bool, has_dsum: bool, need_dw: bool, device: torch.device
+) -> Plan:  # fmt: skip
     BLOCK_D = next_power_of_2(D)
-    config = tuned("rms_norm.backward", N, BLOCK_D, x.device)
-    P = min(ceil_div(N, config.rows), config.programs * num_programs(x.device))
-    dx, dw_PD = packed_like(x), x.new_empty(P if need_dw else 0, D, dtype=torch.float32)
-    if x_ND.numel():
-        with launching("rms_norm", x):
-            launch(
-                _backward_kernel, (P,),
-                dy_ptr=packed_rows(dy), dsum_ptr=None if dtotal is None else packed_rows(dtotal), x_ptr=x_ND,
-                w_ptr=None if w is None else w.contiguous(), rstd_ptr=rstd_N, dx_ptr=dx, dw_ptr=dw_PD, N=N, D=D,
-                OFFSET=offset, HAS_W=w is not None, HAS_DSUM=dtotal is not None, NEED_DW=need_dw,
-                BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages, RELOAD=config.reload,
-                num_warps=config.warps,
-            )  # fmt: skip
-    return dx, column_sums(dw_PD, x.dtype) if need_dw else x.new_empty(0)
+    config = tuned("rms_norm.backward", N, BLOCK_D, device)
+    P = min(ceil_div(N, config.rows), config.programs * num_programs(device))
+    COLUMNS = 0
+    if need_dw and N < FEW_ROWS:
+        COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
+    return Plan(
+        _backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
+        N=N, D=D, P=P, OFFSET=offset, HAS_W=has_w, HAS_DSUM=has_dsum, NEED_DW=need_dw and not COLUMNS,
+        ROWS=MOST_ROWS, COLUMNS=COLUMNS, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
+        RELOAD=config.reload, num_warps=config.warps,
+    )  # fmt: skip
 
 
 def _fake_backward(

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from porter_kernels.fused import Fused
-from porter_kernels.launch import launch, launching, next_power_of_2, num_warps, rows_per_program, tl, triton
+from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
+from porter_kernels.plans import Plan, launch, planned
 
 Style = Literal["half", "interleaved"]
 HEADS = 8  # that a program takes, at most: each reads its positions' rows of the tables
@@ -149,30 +150,43 @@ def _kernel(
 def _launch(
     q_BHTK: Tensor, k_BGTK: Tensor, cos: Tensor, sin: Tensor, interleaved: bool, inverse: bool
 ) -> tuple[Tensor, Tensor]:
-    (B, H, T, K), G, R = q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1]
     q_out_BHTK, k_out_BGTK = torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
     if q_BHTK.numel() or k_BGTK.numel():
-        names = ("q", "k", "q_out", "k_out")
-        strides: dict[str, Any] = {
-            f"{name}_stride_{axis}": x.stride(i)
-            for name, x in zip(names, (q_BHTK, k_BGTK, q_out_BHTK, k_out_BGTK), strict=True)
-            for i, axis in enumerate("bhtk")
-        }
-        BLOCK_R, BLOCK_REST = next_power_of_2(R // 2), next_power_of_2(K - R) if K > R else 0
-        BLOCK_H, BLOCK_G = (min(next_power_of_2(heads), HEADS) for heads in (H, G))
-        width = max(BLOCK_R, BLOCK_REST)
-        BLOCK_T, BLOCK_S = (rows_per_program(T, heads * width) for heads in (BLOCK_H, BLOCK_G))
-        q_tiles, k_tiles = B * _tiles(T, H, BLOCK_T, BLOCK_H), B * _tiles(T, G, BLOCK_S, BLOCK_G)
         with launching("rope", q_BHTK):
-            launch(
-                _kernel, (q_tiles + k_tiles,),
-                q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK,
-                q_tiles=q_tiles, T=T, H=H, G=G, R=R, K=K, table_stride_b=cos.stride(0) if cos.shape[0] > 1 else 0,
-                **strides, INTERLEAVED=interleaved, INVERSE=inverse, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H,
-                BLOCK_S=BLOCK_S, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R, BLOCK_REST=BLOCK_REST,
-                num_warps=num_warps(BLOCK_T * BLOCK_H * width),
+            plan = _plan(
+                q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1], cos.stride(0) if cos.shape[0] > 1 else 0,
+                q_BHTK.stride(), k_BGTK.stride(), q_out_BHTK.stride(), k_out_BGTK.stride(), interleaved, inverse,
             )  # fmt: skip
+            launch(
+                plan, q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK
+            )
     return q_out_BHTK, k_out_BGTK
+
+
+@planned
+def _plan(
+    q_shape: tuple[int, ...], G: int, R: int, table_stride: int, q_strides: tuple[int, ...],
+    k_strides: tuple[int, ...], q_out_strides: tuple[int, ...], k_out_strides: tuple[int, ...],
+    interleaved: bool, inverse: bool,
+) -> Plan:  # fmt: skip
+    B, H, T, K = q_shape
+    all_strides = {"q": q_strides, "k": k_strides, "q_out": q_out_strides, "k_out": k_out_strides}
+    strides: dict[str, Any] = {
+        f"{name}_stride_{axis}": stride
+        for name, of_axes in all_strides.items()
+        for axis, stride in zip("bhtk", of_axes, strict=True)
+    }
+    BLOCK_R, BLOCK_REST = next_power_of_2(R // 2), next_power_of_2(K - R) if K > R else 0
+    BLOCK_H, BLOCK_G = (min(next_power_of_2(heads), HEADS) for heads in (H, G))
+    width = max(BLOCK_R, BLOCK_REST)
+    BLOCK_T, BLOCK_S = (rows_per_program(T, heads * width) for heads in (BLOCK_H, BLOCK_G))
+    q_tiles, k_tiles = B * _tiles(T, H, BLOCK_T, BLOCK_H), B * _tiles(T, G, BLOCK_S, BLOCK_G)
+    return Plan(
+        _kernel, (q_tiles + k_tiles,),
+        q_tiles=q_tiles, T=T, H=H, G=G, R=R, K=K, table_stride_b=table_stride, **strides, INTERLEAVED=interleaved,
+        INVERSE=inverse, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H, BLOCK_S=BLOCK_S, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R,
+        BLOCK_REST=BLOCK_REST, num_warps=num_warps(BLOCK_T * BLOCK_H * width),
+    )  # fmt: skip
 
 
 def _tiles(num_positions: int, num_heads: int, block_positions: int, block_heads: int) -> int:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from porter_kernels.elementary import sigmoid, tanh
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import block_size, ceil_div, launch, launching, tl, triton
+from porter_kernels.launch import block_size, ceil_div, launching, tl, triton
+from porter_kernels.plans import Plan, launch, planned
 
 # --- reference -------------------------------------------------------------------------------
 
@@ -47,12 +48,17 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.cons
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
+@planned
+def _plan(kernel: Any, n: int, cap: float) -> Plan:
+    BLOCK = block_size(n)
+    return Plan(kernel, (ceil_div(n, BLOCK),), n=n, cap=cap, BLOCK=BLOCK)
+
+
 def _launch_forward(x: Tensor, cap: float) -> Tensor:
     y = torch.empty_like(x)
     if n := x.numel():
-        BLOCK = block_size(n)
         with launching("softcap", x):
-            launch(_forward_kernel, (ceil_div(n, BLOCK),), x_ptr=x, y_ptr=y, n=n, cap=cap, BLOCK=BLOCK)
+            launch(_plan(_forward_kernel, n, cap), x_ptr=x, y_ptr=y)
     return y
 
 
@@ -63,9 +69,8 @@ def _fake_forward(x: Tensor, cap: float) -> Tensor:
 def _launch_backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     dx = torch.empty_like(x)
     if n := x.numel():
-        BLOCK = block_size(n)
         with launching("softcap", x):
-            launch(_backward_kernel, (ceil_div(n, BLOCK),), dy_ptr=dy, x_ptr=x, dx_ptr=dx, n=n, cap=cap, BLOCK=BLOCK)
+            launch(_plan(_backward_kernel, n, cap), dy_ptr=dy, x_ptr=x, dx_ptr=dx)
     return dx
 
 

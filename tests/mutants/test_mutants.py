@@ -20,7 +20,8 @@ TOY = '''"""x times w."""
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import launch, launching, tl, triton
+from porter_kernels.launch import launching, tl, triton
+from porter_kernels.plans import Plan, launch
 
 # --- reference ------------------
 
@@ -47,7 +48,7 @@ def toy(x: Tensor, w: float, eps: float = 1e-6) -> Tensor:
         raise ValueError(f"toy: w is {w + 1}")
     y = torch.empty_like(x.contiguous())
     with launching("toy", x):
-        launch(_toy_kernel, (1,), x_ptr=x, y_ptr=y, n=x.numel(), w=w, BLOCK=8, num_warps=4)
+        launch(Plan(_toy_kernel, (1,), n=x.numel(), w=w, BLOCK=8, num_warps=4), x_ptr=x, y_ptr=y)
     return y
 '''
 TEST_TOY = """
@@ -63,7 +64,7 @@ def test_matches_reference():
 @pytest.fixture
 def toy(tmp_path: Path) -> Path:
     """A root with one op, and what it imports."""
-    for name in ("__init__.py", "interpret.py", "interpreter_bf16.py", "launch.py"):
+    for name in ("__init__.py", "interpret.py", "interpreter_bf16.py", "launch.py", "plans.py"):
         target = tmp_path / PACKAGE / name
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text((ROOT / PACKAGE / name).read_text())
@@ -97,7 +98,7 @@ def test_references_errors_docstrings_and_speed_are_left_alone(toy: Path) -> Non
     lines = TOY.splitlines()
     mutated = {lines[m.lines[0] - 1].strip() for m in toy_mutants(toy)}
     assert not [line for line in mutated if line.startswith(("return x * w", "raise", '"""', "import", "from"))]
-    assert not [m.diff for m in toy_mutants(toy) if "launch(" in m.text and "num_warps=4" not in m.text]
+    assert not [m.diff for m in toy_mutants(toy) if "Plan(" in m.text and "num_warps=4" not in m.text]
 
 
 @pytest.mark.parametrize(

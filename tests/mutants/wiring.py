@@ -64,7 +64,8 @@ def swapped(node: ast.AST, scope: Scope) -> Iterator[Edit]:
 
 
 def is_launch(node: ast.AST) -> bool:
-    return isinstance(node, ast.Call) and (isinstance(node.func, ast.Subscript) or called(node) == "launch")
+    """Whether a call gives a kernel its arguments: the tensors, or with a plan the others."""
+    return isinstance(node, ast.Call) and (isinstance(node.func, ast.Subscript) or called(node) in ("launch", "Plan"))
 
 
 def _swap(values: list[ast.AST]) -> Iterator[Edit]:

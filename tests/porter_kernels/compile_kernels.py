@@ -30,7 +30,7 @@ NORM = {
 WIDE = {"BLOCK_N": 1, "BLOCK_D": 8192}
 NARROW = {"BLOCK_N": 2048, "BLOCK_D": 1}
 PLAIN = NORM | {"OFFSET": 0, "HAS_W": False, "BLOCK_N": 16, "BLOCK_D": 128, "w_ptr": None, "b_ptr": None}
-NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2, "RELOAD": 0}
+NEED = {"HAS_DSUM": False, "NEED_DW": True, "NEED_DB": True, "STAGES": 2, "RELOAD": 0, "ROWS": 64, "COLUMNS": 0}
 NORM_BACKWARD = {"OFFSET": 1, "HAS_W": True, "BLOCK_N": 2, "BLOCK_D": 1024} | NEED
 ROPE = {
     "INVERSE": False, "BLOCK_T": 4, "BLOCK_H": 8, "BLOCK_S": 16, "BLOCK_G": 2, "BLOCK_R": 64, "BLOCK_REST": 0,
@@ -63,6 +63,7 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
         NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
         NORM_BACKWARD | {"HAS_DSUM": True},
         PLAIN | NEED | {"NEED_DW": False},
+        NORM_BACKWARD | {"NEED_DW": False, "COLUMNS": 32},
     ],
     "layer_norm.kernels._forward_kernel": [
         NORM | {"HAS_B": True},
@@ -73,11 +74,11 @@ VARIANTS: dict[str, list[dict[str, object]]] = {
     "layer_norm.kernels._backward_kernel": [
         NORM_BACKWARD,
         NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
-        PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False, "partial_ptr": None},
-    ],
-    "layer_norm.kernels._columns_kernel": [
-        {"NEED_DW": need_dw, "NEED_DB": need_db, "BLOCK_N": 64, "BLOCK_D": 32}
-        for need_dw, need_db in ((True, True), (True, False), (False, True))
+        PLAIN | NEED | {"NEED_DW": False, "NEED_DB": False, "sums_ptr": None},
+        *(
+            NORM_BACKWARD | {"NEED_DW": need_dw, "NEED_DB": need_db, "COLUMNS": 32}
+            for need_dw, need_db in ((True, True), (True, False), (False, True))
+        ),
     ],
     "rope._kernel": [
         ROPE | {"INTERLEAVED": False},

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from porter_kernels import launch
+from porter_kernels import launch, plans
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,14 +41,21 @@ def launched_within_launching(monkeypatch: pytest.MonkeyPatch) -> None:
             finally:
                 contexts.pop()
 
-    def checked(kernel: Any, grid: tuple[int, ...], **arguments: Any) -> None:
-        assert contexts, f"{kernel} is launched outside launching()"
-        launch.launch(kernel, grid, **arguments)
+    def checked(plan: plans.Plan, **tensors: Any) -> None:
+        assert contexts, f"{plan.kernel} is launched outside launching()"
+        plans.launch(plan, **tensors)
 
     for name, module in list(sys.modules.items()):
-        if name.startswith("porter_kernels.") and vars(module).get("launch") is launch.launch and module is not launch:
+        if name.startswith("porter_kernels.") and vars(module).get("launch") is plans.launch and module is not plans:
             monkeypatch.setattr(module, "launch", checked)
             monkeypatch.setattr(module, "launching", launching)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_planned() -> None:
+    """A plan made before a test changed the size of tiles would be launched as it was."""
+    for each in plans.PLANNED:
+        each.cache_clear()
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,6 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
         assert line["entry"], line
         assert not line["float64"], f"{line['kernel']} computes in float64 somewhere"
         if line["kernel"] in COUNT_ROWS:
-            assert line["counters"] == ["i64"], (
-                f"{line['kernel']} counts rows in 32 bits, where the last step overflows"
-            )
+            rows, *few_rows = line["counters"]  # columns are summed beside few rows alone
+            assert rows == "i64", f"{line['kernel']} counts rows in 32 bits, where the last step overflows"
+            assert few_rows in ([], ["i32"])

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -191,112 +190,7 @@ def fake_tensor(device: int, dtype: torch.dtype = torch.float32) -> Any:
     return SimpleNamespace(is_cuda=True, get_device=lambda: device, dtype=dtype)
 
 
-class FakeKernel:
-    """As launch sees a jitted kernel: parameters, and a call that gives what was compiled for these arguments.
-
-    What is compiled is itself: called as Triton's users call it, and run as Triton does. Both note the launch.
-    """
-
-    __name__ = "fake"
-    function, packed_metadata = "handle", "metadata"
-
-    def __init__(self) -> None:
-        self.params = [
-            SimpleNamespace(name=name, is_constexpr=name == "BLOCK") for name in ("x_ptr", "b_ptr", "n", "BLOCK")
-        ]
-        self.compiled: list[tuple[object, ...]] = []
-        self.launched: list[tuple[tuple[int, ...], tuple[object, ...]]] = []
-        self.called: list[tuple[int, ...]] = []
-
-    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
-        def compile_and_launch(*values: object, num_warps: int, enable_fp_fusion: bool) -> object:
-            self.compiled.append((num_warps, enable_fp_fusion, *values))
-            self.launched.append(((*grid, 1, 1)[:3], values))
-            return self
-
-        def launch_again(*values: object) -> None:
-            self.called.append(grid)
-
-        return launch_again if len(grid) == 3 else compile_and_launch
-
-    def run(self, x: int, y: int, z: int, stream: object, function: object, metadata: object, *rest: object) -> None:
-        assert (stream, function, metadata, rest[:3]) == ("stream of 0", "handle", "metadata", (None,) * 3)
-        self.launched.append(((x, y, z), rest[3:]))
-
-
-@pytest.fixture
-def fake_kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
-    monkeypatch.setattr(launch, "INTERPRETING", False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    driver = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream of {}".format))
-    monkeypatch.setattr(launch.triton.runtime, "driver", driver)
-    monkeypatch.setattr(launch, "_compiled", {})
-    monkeypatch.setattr(launch, "_parameters", {})
-    return FakeKernel()
-
-
-def test_a_kernel_is_compiled_once_for_arguments_it_does_not_tell_apart(fake_kernel: FakeKernel) -> None:
-    x = torch.zeros(64)
-    for rows in (32, 48, 160):
-        launch.launch(fake_kernel, (rows, 2), BLOCK=8, n=rows, x_ptr=x, b_ptr=None)
-    assert len(fake_kernel.compiled) == 1
-    assert [grid for grid, _ in fake_kernel.launched] == [(32, 2, 1), (48, 2, 1), (160, 2, 1)]
-    assert all(
-        values[0] is x and values[1:] == (None, n, 8)
-        for (_, values), n in zip(fake_kernel.launched, (32, 48, 160), strict=True)
-    )
-
-
-@pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
-def test_a_profiler_sees_every_launch(hook: str, fake_kernel: FakeKernel) -> None:
-    arguments = {"x_ptr": None, "b_ptr": None, "n": 32, "BLOCK": 8}
-    launch.launch(fake_kernel, (4,), **arguments)
-    chain = getattr(launch.triton.knobs.runtime, hook)
-    chain.add(print)
-    try:
-        launch.launch(fake_kernel, (4, 2), **arguments)
-    finally:
-        chain.remove(print)
-    launch.launch(fake_kernel, (5,), **arguments)
-    assert fake_kernel.called == [(4, 2, 1)]
-    assert [grid for grid, _ in fake_kernel.launched] == [(4, 1, 1), (5, 1, 1)]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"x_ptr": torch.zeros(64, dtype=torch.bfloat16)}, {"x_ptr": torch.zeros(65)[1:]}, {"b_ptr": torch.zeros(64)},
-        {"n": 33}, {"n": 1}, {"n": 2**31}, {"BLOCK": 16}, {"num_warps": 8}, {"contract": False},
-    ],
-    ids=str,
-)  # fmt: skip
-def test_it_is_compiled_anew_for_those_it_does(change: dict[str, object], fake_kernel: FakeKernel) -> None:
-    arguments = {"x_ptr": torch.zeros(64), "b_ptr": None, "n": 32, "BLOCK": 8}
-    launch.launch(fake_kernel, (1,), **arguments)
-    launch.launch(fake_kernel, (1,), **arguments | change)
-    launch.launch(fake_kernel, (1,), **arguments)
-    assert len(fake_kernel.compiled) == 2
-
-
-def test_a_number_that_is_1_is_compiled_as_such(fake_kernel: FakeKernel) -> None:
-    for n in (33, 1, 35):
-        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=n, BLOCK=8)
-    assert len(fake_kernel.compiled) == 2
-
-
 def test_a_launch_is_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     assert launch.launching("op", fake_tensor(0)) is launch.HERE
     assert launch.launching("op", fake_tensor(1)).idx == 1
-
-
-def test_another_device_compiles_anew(fake_kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in (0, 1):
-        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
-        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=2, BLOCK=8)
-    assert len(fake_kernel.compiled) == 2
-
-
-def test_an_argument_without_a_parameter_is_refused(fake_kernel: FakeKernel) -> None:
-    with pytest.raises(TypeError, match="fake has no parameter m"):
-        launch.launch(fake_kernel, (1,), x_ptr=None, b_ptr=None, n=2, BLOCK=8, m=1)

@@ -104,8 +104,9 @@ def test_rms_norm_backward(far: Callable[..., Tensor], number_programs: Callable
     x[FAR:], dy[FAR:], dsum[FAR:], rstd[FAR:] = ROW, ROW, 1.0, 0.5
     number_programs(FAR // 4)
     rms_norm._backward_kernel[(1,)](
-        dy_ptr=dy, dsum_ptr=dsum, x_ptr=x, w_ptr=None, rstd_ptr=rstd, dx_ptr=dx, dw_ptr=dw, N=FAR + 3, D=1, OFFSET=0,
-        HAS_W=False, HAS_DSUM=True, NEED_DW=True, BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=True,
+        dy_ptr=dy, dsum_ptr=dsum, x_ptr=x, w_ptr=None, rstd_ptr=rstd, dx_ptr=dx, dw_ptr=dw, N=FAR + 3, D=1,
+        P=1, OFFSET=0, HAS_W=False, HAS_DSUM=True, NEED_DW=True, ROWS=1, COLUMNS=0, BLOCK_N=4, BLOCK_D=1, STAGES=1,
+        RELOAD=True,
     )  # fmt: skip
     torch.testing.assert_close(dx[FAR:], (ROW - ROW**3 / 4) / 2 + 1)
     assert dw[FAR // 4].item() == (0.5 * ROW**2).sum()
@@ -132,9 +133,9 @@ def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callab
     x[rows], dy[rows], stats[1, rows] = ROW, 2.0, 1.0
     number_programs(program, 1)
     layer_norm._backward_kernel[(1, 1)](
-        dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), stats_ptr=stats, dx_ptr=dx, partial_ptr=partial,
-        N=FAR * H + 8, FIRST=FAR * H + 2, LAST=FAR * H + 8, H=H, D=1, OFFSET=0, HAS_W=True, NEED_DW=True, NEED_DB=True,
-        BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=False,
+        dy_ptr=dy, x_ptr=x, w_ptr=torch.ones(2).half(), stats_ptr=stats, dx_ptr=dx, sums_ptr=partial,
+        N=FAR * H + 8, FIRST=FAR * H + 2, LAST=FAR * H + 8, H=H, D=1, P=1, OFFSET=0, HAS_W=True,
+        NEED_DW=True, NEED_DB=True, ROWS=1, COLUMNS=0, BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=False,
     )  # fmt: skip
     assert partial[program].tolist() == [0.0, 12.0, 0.0, 6.0]
     torch.testing.assert_close(dx[rows][1:], -2 * ROW[1:] ** 2)
@@ -142,14 +143,27 @@ def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callab
     assert not any(dx[each].any() for each in untouched)
 
 
+def test_rms_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    D = FAR // 2 + 8  # the last columns of the last row
+    x, dy, dw, rstd = far(3, D), far(3, D), far(D), torch.tensor([1.0, 2.0, 4.0])
+    x[2, -4:-1], dy[2, -4:-1] = ROW[:, 0], 2.0
+    number_programs(7 + D // 4 - 1)
+    rms_norm._backward_kernel[(1,)](
+        dy_ptr=dy, dsum_ptr=None, x_ptr=x, w_ptr=None, rstd_ptr=rstd, dx_ptr=x, dw_ptr=dw, N=3, D=D, P=7, OFFSET=0,
+        HAS_W=False, HAS_DSUM=False, NEED_DW=False, ROWS=1, COLUMNS=4, BLOCK_N=4, BLOCK_D=1, STAGES=1, RELOAD=False,
+    )  # fmt: skip
+    assert dw[-4:].tolist() == [8.0, 16.0, 24.0, 0.0]
+
+
 def test_layer_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
     H, D = 2, FAR // 2 + 8  # the last columns of the last head
     x, dy, sums = far(2 * H, D), far(2 * H, D), far(2, H, D)
     stats = torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 2.0, 1.0, 2.0]])
     x[1::2, -4:-1], dy[1::2, -4:-1] = ROW[:, 0], torch.tensor([[1.0], [2.0]]).half()
-    number_programs(D // 4 - 1, 1)
-    layer_norm._columns_kernel[(1, 1)](
-        dy_ptr=dy, x_ptr=x, stats_ptr=stats, sums_ptr=sums, N=2 * H, H=H, D=D, NEED_DW=True, NEED_DB=True, BLOCK_N=1,
-        BLOCK_D=4,
+    number_programs(7 + D // 4 - 1, 1)
+    layer_norm._backward_kernel[(1, 1)](
+        dy_ptr=dy, x_ptr=x, w_ptr=None, stats_ptr=stats, dx_ptr=x, sums_ptr=sums, N=2 * H, FIRST=0, LAST=2 * H, H=H,
+        D=D, P=7, OFFSET=0, HAS_W=False, NEED_DW=True, NEED_DB=True, ROWS=1, COLUMNS=4, BLOCK_N=4, BLOCK_D=1, STAGES=1,
+        RELOAD=False,
     )  # fmt: skip
     assert sums[:, 1, -4:].tolist() == [[0.0, 6.0, 12.0, 0.0], [3.0, 3.0, 3.0, 0.0]]

@@ -5,7 +5,6 @@ in the launch that computes the loss; backward then has nothing to do if the ups
 Otherwise, and where somebody traces, forward computes the loss and the log-sum-exp, backward the gradient from those.
 """
 
-from dataclasses import astuple
 from typing import Any
 
 import torch
@@ -270,7 +269,7 @@ def _dispatch(
         logits_NV = logits_NV.contiguous()
     outcome: tuple[Tensor, ...]
     if not one_launch:
-        outcome = _loss(logits_NV, *constants, reduction, stats, *astuple(options))
+        outcome = _loss(logits_NV, *constants, reduction, stats, *options)
         return outcome
     overwrites = inplace and logits_NV.data_ptr() == logits.data_ptr()
     if overwrites:

@@ -5,7 +5,6 @@ whose target is ignore_index are not read: their loss, statistics and gradients 
 a loss and gradients of NaN. Sums are taken in one order whichever way they are reached, so bits agree between paths.
 """
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,12 +15,12 @@ from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
 from porter_kernels.launch import (
     INTERPRETING,
     ceil_div,
-    launch,
     launching,
     next_power_of_2,
     num_programs,
     rows_per_program,
 )
+from porter_kernels.plans import Plan, launch, planned
 
 TUNABLES = {
     # Columns of a chunk, at most: with few a row's second read finds them in a nearer cache, with many there is less to
@@ -39,8 +38,7 @@ TUNABLES = {
 }
 
 
-@dataclass(frozen=True)
-class LossOptions:
+class LossOptions(NamedTuple):
     """What a row's loss is; reference.py has the equations."""
 
     ignore_index: int = -100
@@ -138,19 +136,31 @@ def row_partials(
         Columns that are not filled hold 0.
     """
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    C = cut(N, V, options.softcap is not None).C
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     if N:
         with launching("cross_entropy", logits_NV):
-            launch(
-                kernels._partials_kernel, (T * C,),
-                logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS,
-                N=N, V=V, C=C, stride=logits_NV.stride(0), vocab_start=vocab_start,
-                weight_start=vocab_start if weight_V is not None and weight_V.shape[0] > V else 0,
-                **options.for_partials(), HAS_WEIGHT=weight_V is not None, ENTROPY=entropy, ARGMAX=argmax,
-                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps, contract=False,
+            plan = _plan_partials(
+                N, V, logits_NV.stride(0), vocab_start,
+                vocab_start if weight_V is not None and weight_V.shape[0] > V else 0, options,
+                has_weight=weight_V is not None, entropy=entropy, argmax=argmax,
             )  # fmt: skip
+            launch(plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS)
     return partials_NCS
+
+
+@planned
+def _plan_partials(
+    N: int, V: int, stride: int, vocab_start: int, weight_start: int, options: LossOptions, *, has_weight: bool,
+    entropy: bool, argmax: bool,
+) -> Plan:  # fmt: skip
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    return Plan(
+        kernels._partials_kernel, (T * C,),
+        N=N, V=V, C=C, stride=stride, vocab_start=vocab_start, weight_start=weight_start, **options.for_partials(),
+        HAS_WEIGHT=has_weight, ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
+        contract=False,
+    )  # fmt: skip
 
 
 def combine_partials(
@@ -175,19 +185,26 @@ def run_combine(
     options: LossOptions, vocab_size: int,
 ) -> Results:  # fmt: skip
     N, C, _ = partials_NCS.shape
-    results = new_results(partials_NCS[:, 0])
-    # As in the launch that does all, for the same order of sums.
-    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size, options.softcap is not None)
+    results = new_results(partials_NCS)
     if N:
         with launching("cross_entropy", partials_NCS):
             launch(
-                kernels._results_kernel, (T,),
+                _plan_combine(N, C, vocab_size, options, weight_V is not None),
                 partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-                results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, C=C, vocab_size=vocab_size,
-                **options.for_loss(), HAS_WEIGHT=weight_V is not None, BLOCK_N=BLOCK_N, BLOCK_C=next_power_of_2(C),
-                num_warps=num_warps, contract=False,
+                results_ptr=results.rows_RN, correct_ptr=results.correct_N,
             )  # fmt: skip
     return results
+
+
+@planned
+def _plan_combine(N: int, C: int, vocab_size: int, options: LossOptions, has_weight: bool) -> Plan:
+    # Cut as in the launch that does all, for the same order of sums.
+    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size, options.softcap is not None)
+    return Plan(
+        kernels._results_kernel, (T,),
+        N=N, C=C, vocab_size=vocab_size, **options.for_loss(), HAS_WEIGHT=has_weight, BLOCK_N=BLOCK_N,
+        BLOCK_C=next_power_of_2(C), num_warps=num_warps, contract=False,
+    )  # fmt: skip
 
 
 def logits_gradient_(
@@ -216,28 +233,43 @@ def logits_gradient_(
         counted: whether the denominator is how many of these rows count; for what can_count agrees to.
     """
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     if weight_V is not None and weight_V.shape[0] != vocab_size:
         raise ValueError(
             f"cross_entropy: weight has shape {list(weight_V.shape)}, expected [{vocab_size}], a weight for every "
             f"class: the gradient in a slice needs those of targets elsewhere. Pass the whole vocabulary's weights."
         )
-    P = min(T * C, num_programs(logits_NV.device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
     if N:
         with launching("cross_entropy", logits_NV):
-            launch(
-                kernels._gradient_kernel, (P,),
-                logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-                peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
-                upstream_ptr=upstream, out_ptr=out, N=N, V=V, C=C, T=T, stride=logits_NV.stride(0),
-                out_stride=out.stride(0), upstream_stride=upstream.stride(0) if upstream is not None and upstream.ndim
-                else 0, vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(),
-                HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None,
-                HAS_DENOMINATOR=denominator is not None, HAS_UPSTREAM=upstream is not None,
-                HAS_LOG_TOTAL=log_total_N is not None, KEEP_AT_ONE=keep_at_one,
-                COUNTED=TUNABLES["counted_rows"] if counted else 0, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V,
-                num_warps=num_warps, contract=False,
+            plan = _plan_gradient(
+                N, V, logits_NV.stride(0), out.stride(0),
+                upstream.stride(0) if upstream is not None and upstream.ndim else 0, vocab_start, vocab_size, options,
+                logits_NV.device, has_weight=weight_V is not None, has_factor=factor_N is not None,
+                has_denominator=denominator is not None, has_upstream=upstream is not None,
+                has_log_total=log_total_N is not None, keep_at_one=keep_at_one, counted=counted,
             )  # fmt: skip
+            launch(
+                plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+                peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
+                upstream_ptr=upstream, out_ptr=out,
+            )  # fmt: skip
+
+
+@planned
+def _plan_gradient(
+    N: int, V: int, stride: int, out_stride: int, upstream_stride: int, vocab_start: int, vocab_size: int,
+    options: LossOptions, device: torch.device, *, has_weight: bool, has_factor: bool, has_denominator: bool,
+    has_upstream: bool, has_log_total: bool, keep_at_one: bool, counted: bool,
+) -> Plan:  # fmt: skip
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
+    return Plan(
+        kernels._gradient_kernel, (P,),
+        N=N, V=V, C=C, T=T, stride=stride, out_stride=out_stride, upstream_stride=upstream_stride,
+        vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(), HAS_WEIGHT=has_weight,
+        HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, HAS_UPSTREAM=has_upstream,
+        HAS_LOG_TOTAL=has_log_total, KEEP_AT_ONE=keep_at_one, COUNTED=TUNABLES["counted_rows"] if counted else 0,
+        BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps, contract=False,
+    )  # fmt: skip
 
 
 def loss_and_gradient_(
@@ -260,7 +292,7 @@ def run_loss_and_gradient_(
     options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool, counted: bool,
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    _, _, T, C, _ = cut(N, V, options.softcap is not None)
     few_rows = TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T
     if few_rows and TUNABLES["few_chunks"] < C:
         partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=entropy, argmax=argmax)
@@ -275,29 +307,48 @@ def run_loss_and_gradient_(
         return results
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     with launching("cross_entropy", logits_NV):
+        plan = _plan_loss_and_gradient(
+            N, V, logits_NV.stride(0), out.stride(0), options, has_weight=weight_V is not None,
+            has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted,
+            entropy=entropy, argmax=argmax,
+        )  # fmt: skip
         launch(
-            kernels._loss_and_gradient_kernel, (T,),
-            logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+            plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
             factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
-            results_ptr=results.rows_RN, correct_ptr=results.correct_N, N=N, V=V, C=C,
-            stride=logits_NV.stride(0), out_stride=out.stride(0), **options.for_gradient(),
-            HAS_WEIGHT=weight_V is not None, HAS_FACTOR=factor_N is not None, HAS_DENOMINATOR=denominator is not None,
-            COUNTED=TUNABLES["counted_rows"] if counted else 0, ENTROPY=entropy, ARGMAX=argmax,
-            BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C), STAGES=TUNABLES["stages"],
-            num_warps=num_warps, contract=False,
+            results_ptr=results.rows_RN, correct_ptr=results.correct_N,
         )  # fmt: skip
     return results
+
+
+@planned
+def _plan_loss_and_gradient(
+    N: int, V: int, stride: int, out_stride: int, options: LossOptions, *, has_weight: bool, has_factor: bool,
+    has_denominator: bool, counted: bool, entropy: bool, argmax: bool,
+) -> Plan:  # fmt: skip
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    return Plan(
+        kernels._loss_and_gradient_kernel, (T,),
+        N=N, V=V, C=C, stride=stride, out_stride=out_stride, **options.for_gradient(), HAS_WEIGHT=has_weight,
+        HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, COUNTED=TUNABLES["counted_rows"] if counted else 0,
+        ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
+        STAGES=TUNABLES["stages"], num_warps=num_warps, contract=False,
+    )  # fmt: skip
 
 
 def scale_(gradient_NV: Tensor, upstream: Tensor) -> None:
     """Multiplies by upstream, a scalar; touches nothing where it is 1."""
     N, V = gradient_NV.shape
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
-    P = min(T * C, num_programs(gradient_NV.device) * TUNABLES["programs_per_multiprocessor"])
     if N:
         with launching("cross_entropy", gradient_NV):
-            launch(
-                kernels._scale_kernel, (P,),
-                out_ptr=gradient_NV, upstream_ptr=upstream, N=N, V=V, C=C, T=T, stride=gradient_NV.stride(0),
-                BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
-            )  # fmt: skip
+            plan = _plan_scale(N, V, gradient_NV.stride(0), gradient_NV.device)
+            launch(plan, out_ptr=gradient_NV, upstream_ptr=upstream)
+
+
+@planned
+def _plan_scale(N: int, V: int, stride: int, device: torch.device) -> Plan:
+    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
+    P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"])
+    return Plan(
+        kernels._scale_kernel, (P,),
+        N=N, V=V, C=C, T=T, stride=stride, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
+    )  # fmt: skip

@@ -7,7 +7,8 @@ from torch import Tensor
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.glu.kernels import _backward_kernel, _forward_kernel
 from porter_kernels.glu.reference import ACTIVATIONS, Clamp, Layout, split_packed
-from porter_kernels.launch import as_rows, block_size, ceil_div, launch, launching, packed_like, rows_per_program
+from porter_kernels.launch import as_rows, block_size, ceil_div, launching, packed_like, rows_per_program
+from porter_kernels.plans import Plan, launch, planned
 
 TILE = 1024  # 8 elements a thread: with twice as many the exact GELU's backward runs out of registers
 SAME_FUNCTION = {  # and its alpha; rounded elsewhere
@@ -17,29 +18,40 @@ SAME_FUNCTION = {  # and its alpha; rounded elsewhere
 # --- launches --------------------------------------------------------------------------------
 
 
-def _run(op: str, kernel: Any, tensors: dict[str, Tensor | None], interleaved: bool, constants: dict[str, Any]) -> None:
+def _run(
+    op: str, kernel: Any, interleaved: bool, options: tuple[Any, ...], *,
+    gate: Tensor, up: Tensor | None, **others: Tensor | None,
+) -> None:  # fmt: skip
     """Launches over the rows of tensors, all of them [N, F], or [N, 2 * F] those that hold interleaved pairs."""
-    given = [x for x in tensors.values() if x is not None]
-    gate = tensors["gate"]
-    assert gate is not None
     if not gate.numel():
         return
-    (N, width), dense = gate.shape, all(x.is_contiguous() for x in given)
-    if dense:  # one long row
-        N, width = 1, N * width
+    tensors = {"gate": gate, "up": up} | others
+    strides: list[int] = []
+    if not all(x is None or x.is_contiguous() for x in tensors.values()):
+        strides = [0 if x is None else x.stride(0) for x in tensors.values()]
+    with launching(op, gate):
+        plan = _plan(kernel, gate.shape, tuple(tensors), tuple(strides), up is not None, interleaved, options)
+        launch(plan, **{f"{name}_ptr": x for name, x in tensors.items()})
+
+
+@planned
+def _plan(
+    kernel: Any, shape: tuple[int, ...], names: tuple[str, ...], strides: tuple[int, ...], has_up: bool,
+    interleaved: bool, options: tuple[Any, ...],
+) -> Plan:  # fmt: skip
+    """For tensors of these names; without strides nothing lies between their elements."""
+    N, width = shape
+    if not strides:  # one long row
+        N, width, strides = 1, N * width, (0,) * len(names)
     length = width // 2 if interleaved else width
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    arguments = constants | {f"{name}_ptr": x for name, x in tensors.items()}
-    for name, x in tensors.items():
-        if name != "y":
-            arguments[f"{name}_stride"] = 0 if dense or x is None else x.stride(0)
-    with launching(op, gate):
-        launch(
-            kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), N=N, width=width,
-            GATED=interleaved or tensors["up"] is not None, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
-            **arguments,
-        )  # fmt: skip
+    numbers = _constants(*options)
+    numbers |= {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True) if name != "y"}
+    return Plan(
+        kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
+        GATED=interleaved or has_up, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
+    )  # fmt: skip
 
 
 def _constants(act: str, alpha: float | None, limit: float | None, clamp_act: bool, up_offset: float) -> dict[str, Any]:
@@ -60,10 +72,8 @@ def _launch_forward(
     clamp_act: bool,
     up_offset: float,
 ) -> Tensor:
-    y_NF = packed_like(gate_NF)
-    tensors = {"gate": gate_NF, "up": up_NF, "y": y_NF}
-    constants = _constants(act, alpha, limit, clamp_act, up_offset)
-    _run("activation" if up_NF is None else "glu", _forward_kernel, tensors, False, constants)
+    y_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
+    _run(_name(up_NF), _forward_kernel, False, options, gate=gate_NF, up=up_NF, y=y_NF)
     return y_NF
 
 
@@ -81,14 +91,16 @@ def _launch_backward(
     clamp_act: bool,
     up_offset: float,
 ) -> tuple[Tensor, Tensor]:
-    dgate_NF = packed_like(gate_NF)
-    dup_NF = gate_NF.new_empty(0) if up_NF is None else packed_like(gate_NF)
-    tensors = {
-        "dy": dy_NF, "gate": gate_NF, "up": up_NF, "dgate": dgate_NF, "dup": None if up_NF is None else dup_NF,
-    }  # fmt: skip
-    constants = _constants(act, alpha, limit, clamp_act, up_offset)
-    _run("activation" if up_NF is None else "glu", _backward_kernel, tensors, False, constants)
-    return dgate_NF, dup_NF
+    dgate_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
+    dup_NF = None if up_NF is None else packed_like(gate_NF)
+    _run(
+        _name(up_NF), _backward_kernel, False, options, gate=gate_NF, up=up_NF, dy=dy_NF, dgate=dgate_NF, dup=dup_NF
+    )  # fmt: skip
+    return dgate_NF, gate_NF.new_empty(0) if dup_NF is None else dup_NF
+
+
+def _name(up: Tensor | None) -> str:
+    return "activation" if up is None else "glu"
 
 
 def _fake_backward(dy_NF: Tensor, gate_NF: Tensor, up_NF: Tensor | None, *options: Any) -> tuple[Tensor, Tensor]:
@@ -110,8 +122,8 @@ def _launch_packed_forward(
     x: Tensor, layout: str, act: str, alpha: float | None, limit: float | None, clamp_act: bool, up_offset: float
 ) -> Tensor:
     y_NF = x.new_empty(x.shape[0], x.shape[1] // 2)
-    constants = _constants(act, alpha, limit, clamp_act, up_offset)
-    _run("packed_glu", _forward_kernel, _named("", x, layout) | {"y": y_NF}, layout == "interleaved", constants)
+    (gate, up), options = _split(x, layout), (act, alpha, limit, clamp_act, up_offset)
+    _run("packed_glu", _forward_kernel, up is None, options, gate=gate, up=up, y=y_NF)
     return y_NF
 
 
@@ -129,10 +141,9 @@ def _launch_packed_backward(
     clamp_act: bool,
     up_offset: float,
 ) -> Tensor:
-    dx = packed_like(x)
-    tensors = {"dy": dy_NF} | _named("", x, layout) | _named("d", dx, layout)
-    constants = _constants(act, alpha, limit, clamp_act, up_offset)
-    _run("packed_glu", _backward_kernel, tensors, layout == "interleaved", constants)
+    dx, options = packed_like(x), (act, alpha, limit, clamp_act, up_offset)
+    (gate, up), (dgate, dup) = _split(x, layout), _split(dx, layout)
+    _run("packed_glu", _backward_kernel, up is None, options, gate=gate, up=up, dy=dy_NF, dgate=dgate, dup=dup)
     return dx
 
 
@@ -140,9 +151,9 @@ def _fake_packed_backward(dy_NF: Tensor, x: Tensor, *options: Any) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def _named(prefix: str, x: Tensor, layout: Any) -> dict[str, Tensor | None]:
-    gate, up = (x, None) if layout == "interleaved" else split_packed(x, layout)
-    return {f"{prefix}gate": gate, f"{prefix}up": up}
+def _split(x: Tensor, layout: Any) -> tuple[Tensor, Tensor | None]:
+    """gate and up; x and None where they are interleaved."""
+    return (x, None) if layout == "interleaved" else split_packed(x, layout)
 
 
 def _save_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

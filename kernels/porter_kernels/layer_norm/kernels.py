@@ -37,8 +37,8 @@ def _forward_kernel(
 
 
 @triton.jit
-def _backward_kernel(
-    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, N, FIRST, LAST, H, D,
+def _differentiate_rows(
+    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, partial_ptr, N, FIRST, LAST, H, D, P,
     OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
 ):  # fmt: skip
@@ -50,7 +50,7 @@ def _backward_kernel(
     dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     db = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
     start = tl.program_id(0).to(tl.int64) * BLOCK_N
-    for first in tl.range(start, LAST // H, tl.num_programs(0) * BLOCK_N, num_stages=STAGES):
+    for first in tl.range(start, LAST // H, P * BLOCK_N, num_stages=STAGES):
         rows = (first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)) * H + head  # [N, 1]
         mask = (rows < LAST) & (cols < D)
         at = rows * D + cols
@@ -85,17 +85,17 @@ def _backward_kernel(
 
 
 @triton.jit
-def _columns_kernel(
-    dy_ptr, x_ptr, stats_ptr, sums_ptr, N, H, D,
-    NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+def _sum_columns(
+    dy_ptr, x_ptr, stats_ptr, sums_ptr, block, N, H, D,
+    NEED_DW: tl.constexpr, NEED_DB: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    # Program (c, h) sums a block of head h's columns over all rows: dw of all heads, then db.
+    # A block of head h's columns summed over all rows: dw of all heads, then db.
     head = tl.program_id(1).to(tl.int64)
-    cols = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # [1, D]
-    dw = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
-    db = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)  # [N, D]
-    for first in range(0, N // H, BLOCK_N):
-        rows = (first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)) * H + head  # [N, 1]
+    cols = block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [1, D]
+    dw = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # [N, D]
+    db = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # [N, D]
+    for first in range(0, N // H, ROWS):
+        rows = (first + tl.arange(0, ROWS)[:, None].to(tl.int64)) * H + head  # [N, 1]
         mask = (rows < N) & (cols < D)
         dy = tl.load(dy_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
         if NEED_DW:
@@ -108,3 +108,25 @@ def _columns_kernel(
         tl.store(sums_ptr + head * D + cols, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
     if NEED_DB:
         tl.store(sums_ptr + (head + NEED_DW * H) * D + cols, tl.sum(db, axis=0, keep_dims=True), mask=cols < D)
+
+
+@triton.jit
+def _backward_kernel(
+    dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, sums_ptr, N, FIRST, LAST, H, D, P,
+    OFFSET: tl.constexpr, HAS_W: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
+):  # fmt: skip
+    # The first P programs take rows. If COLUMNS, others sum columns beside them, from a cache: one launch less.
+    if COLUMNS == 0:
+        _differentiate_rows(
+            dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, sums_ptr, N, FIRST, LAST, H, D, P,
+            OFFSET, HAS_W, NEED_DW, NEED_DB, BLOCK_N, BLOCK_D, STAGES, RELOAD,
+        )  # fmt: skip
+    elif tl.program_id(0) < P:
+        _differentiate_rows(
+            dy_ptr, x_ptr, w_ptr, stats_ptr, dx_ptr, sums_ptr, N, FIRST, LAST, H, D, P,
+            OFFSET, HAS_W, False, False, BLOCK_N, BLOCK_D, STAGES, RELOAD,
+        )  # fmt: skip
+    else:
+        _sum_columns(dy_ptr, x_ptr, stats_ptr, sums_ptr, tl.program_id(0) - P, N, H, D, NEED_DW, NEED_DB, ROWS, COLUMNS)

@@ -5,13 +5,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from porter_kernels.column_sums import MOST_COLUMNS, MOST_ROWS, column_sums
+from porter_kernels.column_sums import FEW_ROWS, MOST_COLUMNS, MOST_ROWS, column_sums
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
     INTERPRETING,
     block_size,
     ceil_div,
-    launch,
     launching,
     next_power_of_2,
     num_programs,
@@ -21,8 +20,7 @@ from porter_kernels.launch import (
     tuned,
 )
 from porter_kernels.layer_norm import kernels
-
-FEW_ROWS = 1024  # below, what one launch has read the next finds in the second-level cache
+from porter_kernels.plans import Plan, launch, planned
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
@@ -34,17 +32,26 @@ def _launch_forward(
     N, D = x_ND.shape
     y, stats_2N = _fake_forward(x, w, b, eps, offset, H)
     if x_ND.numel():
-        BLOCK_D = next_power_of_2(D)
-        config = tuned("layer_norm.forward", N, BLOCK_D, x.device)
         with launching("layer_norm", x):
             launch(
-                kernels._forward_kernel, (ceil_div(N, config.rows),),
+                _plan_forward(N, H, D, eps, offset, w is not None, b is not None, x.device),
                 x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
-                y_ptr=y, stats_ptr=stats_2N, N=N, H=H, D=D, eps=eps, OFFSET=offset,
-                HAS_W=w is not None, HAS_B=b is not None, PER_HEAD=H > 1, BLOCK_N=config.rows, BLOCK_D=BLOCK_D,
-                num_warps=config.warps,
+                y_ptr=y, stats_ptr=stats_2N,
             )  # fmt: skip
     return y, stats_2N
+
+
+@planned
+def _plan_forward(
+    N: int, H: int, D: int, eps: float, offset: int, has_w: bool, has_b: bool, device: torch.device
+) -> Plan:  # fmt: skip
+    BLOCK_D = next_power_of_2(D)
+    config = tuned("layer_norm.forward", N, BLOCK_D, device)
+    return Plan(
+        kernels._forward_kernel, (ceil_div(N, config.rows),),
+        N=N, H=H, D=D, eps=eps, OFFSET=offset, HAS_W=has_w, HAS_B=has_b, PER_HEAD=H > 1, BLOCK_N=config.rows,
+        BLOCK_D=BLOCK_D, num_warps=config.warps,
+    )  # fmt: skip
 
 
 def _fake_forward(
@@ -62,40 +69,51 @@ def _launch_backward(
     sums = need_dw + need_db
     if x_ND.numel() == 0:
         return dx, x.new_zeros(sums, H * D)
-    config = tuned("layer_norm.backward", N // H, next_power_of_2(D), x.device)
-
-    def run(P: int, first: int, last: int, partial: Tensor | None, need_dw: bool, need_db: bool) -> None:
-        launch(
-            kernels._backward_kernel, (min(P, ceil_div(last // H, config.rows)), H),
-            dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), stats_ptr=stats_2N, dx_ptr=dx,
-            partial_ptr=partial, N=N, FIRST=first, LAST=last, H=H, D=D, OFFSET=offset, HAS_W=w is not None,
-            NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=config.rows, BLOCK_D=next_power_of_2(D), STAGES=config.stages,
-            RELOAD=config.reload, num_warps=config.warps,
-        )  # fmt: skip
-
-    many = 4 * num_programs(x.device)
-    if not sums or N // H < FEW_ROWS:
-        dw_db = x.new_empty(sums, H * D)
-        with launching("layer_norm", x):
-            run(many, 0, N, None, need_dw=False, need_db=False)
-            if sums:
-                BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
-                launch(
-                    kernels._columns_kernel, (ceil_div(D, BLOCK_D), H),
-                    dy_ptr=dy_ND, x_ptr=x_ND, stats_ptr=stats_2N, sums_ptr=dw_db, N=N, H=H, D=D,
-                    NEED_DW=need_dw, NEED_DB=need_db, BLOCK_N=MOST_ROWS, BLOCK_D=BLOCK_D,
-                )  # fmt: skip
-        return dx, dw_db
-    # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
-    # launch fills once the sums have been added up.
-    rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
-    P = min(max(config.programs * num_programs(x.device) // H, 1), ceil_div(N // H, config.rows), N // rows)
-    partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
+    tensors = {
+        "dy_ptr": dy_ND, "x_ptr": x_ND, "w_ptr": None if w is None else w.contiguous(), "stats_ptr": stats_2N,
+        "dx_ptr": dx,
+    }  # fmt: skip
+    described = H, D, offset, w is not None, x.device
     with launching("layer_norm", x):
-        run(P, P * rows, N, partial, need_dw, need_db)
+        if not sums or N // H < FEW_ROWS:
+            dw_db = x.new_empty(sums, H * D)
+            launch(_plan_backward(N, 0, N, need_dw, need_db, *described), **tensors, sums_ptr=dw_db)
+            return dx, dw_db
+        # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
+        # launch fills once the sums have been added up.
+        rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
+        P = min(_most_programs(N // H, H, D, x.device), N // rows)
+        partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
+        plan = _plan_backward(N, P * rows, N, need_dw, need_db, *described, P)
+        launch(plan, **tensors, sums_ptr=partial)
         dw_db = column_sums(partial, x.dtype)
-        run(many, 0, P * rows, None, need_dw=False, need_db=False)
+        launch(_plan_backward(N, 0, P * rows, False, False, *described), **tensors, sums_ptr=None)
     return dx, dw_db.view(sums, H * D)
+
+
+def _most_programs(N: int, H: int, D: int, device: torch.device) -> int:
+    """Programs a head that each keep a sum over rows; N of a head."""
+    config = tuned("layer_norm.backward", N, next_power_of_2(D), device)
+    return min(max(config.programs * num_programs(device) // H, 1), ceil_div(N, config.rows))
+
+
+@planned
+def _plan_backward(
+    N: int, first: int, last: int, need_dw: bool, need_db: bool, H: int, D: int, offset: int, has_w: bool,
+    device: torch.device, num_sums: int = 0,
+) -> Plan:  # fmt: skip
+    """num_sums: programs of rows that each keep a sum; 0 where programs beside them sum columns, if any are needed."""
+    config = tuned("layer_norm.backward", N // H, next_power_of_2(D), device)
+    P = num_sums or min(4 * num_programs(device), ceil_div(last // H, config.rows))
+    COLUMNS = 0
+    if (need_dw or need_db) and not num_sums:
+        COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
+    return Plan(
+        kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0), H),
+        N=N, FIRST=first, LAST=last, H=H, D=D, P=P, OFFSET=offset, HAS_W=has_w, NEED_DW=need_dw, NEED_DB=need_db,
+        ROWS=MOST_ROWS, COLUMNS=COLUMNS, BLOCK_N=config.rows, BLOCK_D=next_power_of_2(D), STAGES=config.stages,
+        RELOAD=config.reload, num_warps=config.warps,
+    )  # fmt: skip
 
 
 def _fake_backward(

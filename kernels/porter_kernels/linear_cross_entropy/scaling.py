@@ -4,10 +4,12 @@ Axes    none: gradients are memory without gaps.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+import torch
 from torch import Tensor
 
-from porter_kernels.launch import block_size, ceil_div, launch, launching, num_programs, tl, triton
+from porter_kernels.launch import block_size, ceil_div, launching, num_programs, tl, triton
 from porter_kernels.linear_cross_entropy.gradients import Gradients
+from porter_kernels.plans import Plan, launch, planned
 
 TILE = 4096
 PROGRAMS_PER_MULTIPROCESSOR = 8  # of a kernel that may have nothing to do
@@ -36,17 +38,28 @@ def _scale_kernel(
             _scale_part(bias_ptr, bias_size, upstream, BLOCK)
 
 
+@planned
+def _plan(
+    hidden_size: int, weight_size: int, bias_size: int, has_hidden: bool, has_weight: bool, has_bias: bool,
+    device: torch.device,
+) -> Plan:  # fmt: skip
+    most = max(hidden_size, weight_size, bias_size)
+    BLOCK = block_size(most, TILE)
+    return Plan(
+        _scale_kernel, (min(ceil_div(most, BLOCK), PROGRAMS_PER_MULTIPROCESSOR * num_programs(device)),),
+        hidden_size=hidden_size, weight_size=weight_size, bias_size=bias_size, HAS_HIDDEN=has_hidden,
+        HAS_WEIGHT=has_weight, HAS_BIAS=has_bias, BLOCK=BLOCK,
+    )  # fmt: skip
+
+
 def scale_(gradients: Gradients, upstream: Tensor) -> None:
     """Multiplies each, in place and rounded once more unless it is a power of two, by upstream: [] float32."""
     hidden_NH, weight_VH, bias_V = gradients
-    sizes = [0 if x is None else x.numel() for x in gradients]
-    BLOCK = block_size(max(sizes), TILE)
-    P = min(ceil_div(max(sizes), BLOCK), PROGRAMS_PER_MULTIPROCESSOR * num_programs(upstream.device))
-    if P:
+    hidden_size, weight_size, bias_size = [0 if x is None else x.numel() for x in gradients]
+    if hidden_size or weight_size or bias_size:
         with launching("linear_cross_entropy", upstream):
-            launch(
-                _scale_kernel, (P,),
-                hidden_ptr=hidden_NH, weight_ptr=weight_VH, bias_ptr=bias_V, upstream_ptr=upstream,
-                hidden_size=sizes[0], weight_size=sizes[1], bias_size=sizes[2], HAS_HIDDEN=hidden_NH is not None,
-                HAS_WEIGHT=weight_VH is not None, HAS_BIAS=bias_V is not None, BLOCK=BLOCK,
+            plan = _plan(
+                hidden_size, weight_size, bias_size, hidden_NH is not None, weight_VH is not None, bias_V is not None,
+                upstream.device,
             )  # fmt: skip
+            launch(plan, hidden_ptr=hidden_NH, weight_ptr=weight_VH, bias_ptr=bias_V, upstream_ptr=upstream)
