@@ -8,7 +8,7 @@ are added in the same order on every run.
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import INTERPRETING, block_size, ceil_div, launching, next_power_of_2, tl, triton
+from porter_kernels.launch import INTERPRETING, block_size, ceil_div, next_power_of_2, tl, triton
 from porter_kernels.plans import Plan, launch, planned
 
 FEW_ROWS = 1024  # below, what a launch has read another finds in the second-level cache
@@ -29,7 +29,7 @@ def _sum_kernel(x_ptr, y_ptr, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr
 def _plan(P: int, D: int) -> Plan:
     BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
     BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
-    return Plan(_sum_kernel, (ceil_div(D, BLOCK_D),), P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
+    return Plan("column_sums", _sum_kernel, (ceil_div(D, BLOCK_D),), P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
 
 
 def column_sums(x_PD: Tensor, dtype: torch.dtype) -> Tensor:
@@ -37,6 +37,5 @@ def column_sums(x_PD: Tensor, dtype: torch.dtype) -> Tensor:
     P, D = x_PD.shape
     y_D = x_PD.new_empty(D, dtype=dtype)
     if D:
-        with launching("column_sums", x_PD):
-            launch(_plan(P, D), x_ptr=x_PD, y_ptr=y_D)
+        launch(_plan(P, D), x_ptr=x_PD, y_ptr=y_D)
     return y_D

@@ -1,4 +1,4 @@
-"""What every launch needs: Triton if it is there, the check that it can run on this tensor, tile and grid sizes.
+"""What every launch needs: Triton if it is there, the check that it can run on a tensor, tile and grid sizes.
 
 The one place that imports triton. Without it references work, and a launch says what to install.
 """
@@ -6,7 +6,6 @@ The one place that imports triton. Without it references work, and a launch says
 import json
 import math
 import os
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Config", "as_rows", "block_size", "ceil_div", "launching", "next_power_of_2", "num_programs", "num_rows",
-    "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
+    "Config", "as_rows", "block_size", "ceil_div", "check_launch", "check_triton", "next_power_of_2", "num_programs",
+    "num_rows", "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # today's default said aloud: 3.9 warns because 3.10 flips it
@@ -49,7 +48,6 @@ if INTERPRETING:
 # however little it holds: rms_norm takes 4700 ns an element in tiles of 2**10, 150 of 2**16, 60 of 2**18.
 TILE = 2**16 if INTERPRETING else 2048
 TUNING = Path(__file__).with_name("tuning.json")
-HERE: AbstractContextManager[Any] = nullcontext()
 
 
 class Config(NamedTuple):
@@ -62,28 +60,26 @@ class Config(NamedTuple):
     reload: int = 0  # 1 to read a tile again rather than keep it, where a tile is used twice
 
 
-def launching(op: str, x: Tensor) -> AbstractContextManager[Any]:
-    """The context to launch a kernel of `op` in: on the device of x.
+def check_launch(op: str, x: Tensor) -> None:
+    """Raises: ValueError: no kernel can be launched on x, by what the process is or by what its device can do."""
+    check_triton(op)
+    if x.is_cuda:
+        if x.dtype is torch.bfloat16:
+            _check_bfloat16(op, x.get_device())
+    elif not INTERPRETING:
+        raise ValueError(
+            f"{op}: x is on {x.device}, expected a CUDA device, since Triton compiles in this process. Move x with "
+            f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
+        )
 
-    Raises:
-        ValueError: Triton is missing, or x is on a CPU and kernels are compiled rather than interpreted.
-    """
+
+def check_triton(op: str) -> None:
+    """Raises: ValueError: Triton is missing."""
     if not HAS_TRITON:
         raise ValueError(
             f"{op}: triton is not installed, expected it to launch the kernel. "
             f"Install it with pip install triton (Linux only), or call {op}_reference."
         )
-    if x.is_cuda:
-        device = x.get_device()
-        if x.dtype is torch.bfloat16:
-            _check_bfloat16(op, device)
-        return HERE if device == torch.cuda.current_device() else torch.cuda.device(device)
-    if not INTERPRETING:
-        raise ValueError(
-            f"{op}: x is on {x.device}, expected a CUDA device, since Triton compiles in this process. Move x with "
-            f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
-        )
-    return nullcontext()
 
 
 @cache
@@ -110,7 +106,7 @@ def tuned(op: str, num_rows: int, width: int, device: torch.device) -> Config:
 @cache
 def _tuned(op: str, width: int, device: torch.device) -> Config:
     if device.type != "cuda":
-        return Config(1, 4)  # `launching` says why this will not do
+        return Config(1, 4)  # check_launch says why this will not do
     measured = _measured().get(op, {}).get("{}.{}".format(*torch.cuda.get_device_capability(device)), {})
     for measured_width, config in sorted(measured.items(), key=lambda item: int(item[0])):
         if width <= int(measured_width):

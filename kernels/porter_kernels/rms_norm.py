@@ -21,7 +21,6 @@ from porter_kernels.launch import (
     INTERPRETING,
     block_size,
     ceil_div,
-    launching,
     next_power_of_2,
     num_programs,
     num_rows,
@@ -176,12 +175,11 @@ def _launch_forward(
     N, D = x_ND.shape
     y, total, rstd_N = _fake_forward(x, residual, w, eps, offset)
     if x_ND.numel():
-        with launching("rms_norm", x):
-            launch(
-                _plan_forward(N, D, eps, offset, w is not None, residual is not None, x.device),
-                x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
-                w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N,
-            )  # fmt: skip
+        launch(
+            _plan_forward(N, D, eps, offset, w is not None, residual is not None, x.device),
+            x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
+            w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N,
+        )  # fmt: skip
     return y, total, rstd_N
 
 
@@ -192,7 +190,7 @@ def _plan_forward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("rms_norm.forward", N, BLOCK_D, device)
     return Plan(
-        _forward_kernel, (ceil_div(N, config.rows),),
+        "rms_norm", _forward_kernel, (ceil_div(N, config.rows),),
         N=N, D=D, eps=eps, OFFSET=offset, HAS_W=has_w, HAS_RESIDUAL=has_residual, BLOCK_N=config.rows,
         BLOCK_D=BLOCK_D, num_warps=config.warps,
     )  # fmt: skip
@@ -212,16 +210,15 @@ def _launch_backward(
     N, D = x_ND.shape
     if x_ND.numel() == 0:
         return dx, x.new_zeros(D if need_dw else 0)
-    with launching("rms_norm", x):
-        plan = _plan_backward(N, D, offset, w is not None, dtotal is not None, need_dw, x.device)
-        if need_dw and N >= FEW_ROWS:
-            dw = x.new_empty(plan.grid[0], D, dtype=torch.float32)
-        else:
-            dw = x.new_empty(D if need_dw else 0)
-        launch(
-            plan, dy_ptr=packed_rows(dy), dsum_ptr=None if dtotal is None else packed_rows(dtotal), x_ptr=x_ND,
-            w_ptr=None if w is None else w.contiguous(), rstd_ptr=rstd_N, dx_ptr=dx, dw_ptr=dw,
-        )  # fmt: skip
+    plan = _plan_backward(N, D, offset, w is not None, dtotal is not None, need_dw, x.device)
+    if need_dw and N >= FEW_ROWS:
+        dw = x.new_empty(plan.grid[0], D, dtype=torch.float32)
+    else:
+        dw = x.new_empty(D if need_dw else 0)
+    launch(
+        plan, dy_ptr=packed_rows(dy), dsum_ptr=None if dtotal is None else packed_rows(dtotal), x_ptr=x_ND,
+        w_ptr=None if w is None else w.contiguous(), rstd_ptr=rstd_N, dx_ptr=dx, dw_ptr=dw,
+    )  # fmt: skip
     return dx, column_sums(dw, x.dtype) if dw.ndim == 2 else dw
 
 
@@ -236,7 +233,7 @@ def _plan_backward(
     if need_dw and N < FEW_ROWS:
         COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
     return Plan(
-        _backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
+        "rms_norm", _backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
         N=N, D=D, P=P, OFFSET=offset, HAS_W=has_w, HAS_DSUM=has_dsum, NEED_DW=need_dw and not COLUMNS,
         ROWS=MOST_ROWS, COLUMNS=COLUMNS, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
         RELOAD=config.reload, num_warps=config.warps,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.fused import Fused
-from porter_kernels.launch import launching, next_power_of_2, num_warps, rows_per_program, tl, triton
+from porter_kernels.launch import next_power_of_2, num_warps, rows_per_program, tl, triton
 from porter_kernels.plans import Plan, launch, planned
 
 Style = Literal["half", "interleaved"]
@@ -152,14 +152,11 @@ def _launch(
 ) -> tuple[Tensor, Tensor]:
     q_out_BHTK, k_out_BGTK = torch.empty_like(q_BHTK), torch.empty_like(k_BGTK)
     if q_BHTK.numel() or k_BGTK.numel():
-        with launching("rope", q_BHTK):
-            plan = _plan(
-                q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1], cos.stride(0) if cos.shape[0] > 1 else 0,
-                q_BHTK.stride(), k_BGTK.stride(), q_out_BHTK.stride(), k_out_BGTK.stride(), interleaved, inverse,
-            )  # fmt: skip
-            launch(
-                plan, q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK
-            )
+        plan = _plan(
+            q_BHTK.shape, k_BGTK.shape[1], 2 * cos.shape[-1], cos.stride(0) if cos.shape[0] > 1 else 0,
+            q_BHTK.stride(), k_BGTK.stride(), q_out_BHTK.stride(), k_out_BGTK.stride(), interleaved, inverse,
+        )  # fmt: skip
+        launch(plan, q_ptr=q_BHTK, k_ptr=k_BGTK, cos_ptr=cos, sin_ptr=sin, q_out_ptr=q_out_BHTK, k_out_ptr=k_out_BGTK)
     return q_out_BHTK, k_out_BGTK
 
 
@@ -182,7 +179,7 @@ def _plan(
     BLOCK_T, BLOCK_S = (rows_per_program(T, heads * width) for heads in (BLOCK_H, BLOCK_G))
     q_tiles, k_tiles = B * _tiles(T, H, BLOCK_T, BLOCK_H), B * _tiles(T, G, BLOCK_S, BLOCK_G)
     return Plan(
-        _kernel, (q_tiles + k_tiles,),
+        "rope", _kernel, (q_tiles + k_tiles,),
         q_tiles=q_tiles, T=T, H=H, G=G, R=R, K=K, table_stride_b=table_stride, **strides, INTERLEAVED=interleaved,
         INVERSE=inverse, BLOCK_T=BLOCK_T, BLOCK_H=BLOCK_H, BLOCK_S=BLOCK_S, BLOCK_G=BLOCK_G, BLOCK_R=BLOCK_R,
         BLOCK_REST=BLOCK_REST, num_warps=num_warps(BLOCK_T * BLOCK_H * width),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from porter_kernels.elementary import sigmoid, tanh
 from porter_kernels.fused import Fused, Launch
-from porter_kernels.launch import block_size, ceil_div, launching, tl, triton
+from porter_kernels.launch import block_size, ceil_div, tl, triton
 from porter_kernels.plans import Plan, launch, planned
 
 # --- reference -------------------------------------------------------------------------------
@@ -51,14 +51,13 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, cap: tl.constexpr, BLOCK: tl.cons
 @planned
 def _plan(kernel: Any, n: int, cap: float) -> Plan:
     BLOCK = block_size(n)
-    return Plan(kernel, (ceil_div(n, BLOCK),), n=n, cap=cap, BLOCK=BLOCK)
+    return Plan("softcap", kernel, (ceil_div(n, BLOCK),), n=n, cap=cap, BLOCK=BLOCK)
 
 
 def _launch_forward(x: Tensor, cap: float) -> Tensor:
     y = torch.empty_like(x)
     if n := x.numel():
-        with launching("softcap", x):
-            launch(_plan(_forward_kernel, n, cap), x_ptr=x, y_ptr=y)
+        launch(_plan(_forward_kernel, n, cap), x_ptr=x, y_ptr=y)
     return y
 
 
@@ -69,8 +68,7 @@ def _fake_forward(x: Tensor, cap: float) -> Tensor:
 def _launch_backward(dy: Tensor, x: Tensor, cap: float) -> Tensor:
     dx = torch.empty_like(x)
     if n := x.numel():
-        with launching("softcap", x):
-            launch(_plan(_backward_kernel, n, cap), dy_ptr=dy, x_ptr=x, dx_ptr=dx)
+        launch(_plan(_backward_kernel, n, cap), dy_ptr=dy, x_ptr=x, dx_ptr=dx)
     return dx
 
 

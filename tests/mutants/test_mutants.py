@@ -20,7 +20,7 @@ TOY = '''"""x times w."""
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import launching, tl, triton
+from porter_kernels.launch import check_launch, tl, triton
 from porter_kernels.plans import Plan, launch
 
 # --- reference ------------------
@@ -47,8 +47,8 @@ def toy(x: Tensor, w: float, eps: float = 1e-6) -> Tensor:
     if w == 0:
         raise ValueError(f"toy: w is {w + 1}")
     y = torch.empty_like(x.contiguous())
-    with launching("toy", x):
-        launch(Plan(_toy_kernel, (1,), n=x.numel(), w=w, BLOCK=8, num_warps=4), x_ptr=x, y_ptr=y)
+    check_launch("toy", x)
+    launch(Plan("toy", _toy_kernel, (1,), n=x.numel(), w=w, BLOCK=8, num_warps=4), x_ptr=x, y_ptr=y)
     return y
 '''
 TEST_TOY = """
@@ -114,7 +114,7 @@ def test_references_errors_docstrings_and_speed_are_left_alone(toy: Path) -> Non
         ("swapped", "tl.load(y_ptr + at"),
         ("swapped", "x_ptr=y, y_ptr=x"),
         ("condition", "if not BLOCK > 1"),
-        ("launch", "nullcontext()"),
+        ("launch", "    None\n    launch("),
         ("layout", "torch.empty_like(x)"),
     ],
 )

@@ -100,8 +100,8 @@ def launch(node: ast.AST, scope: Scope) -> Iterator[Edit]:
         for keyword in node.keywords:
             if keyword.arg not in (*SPEED_ONLY, "mask", "other", "keep_dims", None):
                 yield [(node, changed(node, keywords=[k for k in node.keywords if k is not keyword]))]
-        if called(node) == "launching":
-            yield [(node, name("__import__('contextlib').nullcontext()"))]
+        if called(node) == "check_launch":
+            yield [(node, ast.Constant(None))]
 
 
 def layout(node: ast.AST, scope: Scope) -> Iterator[Edit]:

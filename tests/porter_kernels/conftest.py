@@ -1,10 +1,7 @@
 """For the kernel tests: memory a kernel should have written holds NaN, and what it may not touch it cannot."""
 
-import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 import torch
@@ -25,30 +22,6 @@ def nan_in_fresh_memory() -> Iterator[None]:
     torch.use_deterministic_algorithms(True)  # with fill_uninitialized_memory, torch's default
     yield
     torch.use_deterministic_algorithms(False)
-
-
-@pytest.fixture(autouse=True)
-def launched_within_launching(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch outside it would be one on the current device: only a second GPU could show it."""
-    contexts: list[str] = []
-
-    @contextmanager
-    def launching(op: str, x: torch.Tensor) -> Iterator[None]:
-        with launch.launching(op, x):
-            contexts.append(op)
-            try:
-                yield
-            finally:
-                contexts.pop()
-
-    def checked(plan: plans.Plan, **tensors: Any) -> None:
-        assert contexts, f"{plan.kernel} is launched outside launching()"
-        plans.launch(plan, **tensors)
-
-    for name, module in list(sys.modules.items()):
-        if name.startswith("porter_kernels.") and vars(module).get("launch") is plans.launch and module is not plans:
-            monkeypatch.setattr(module, "launch", checked)
-            monkeypatch.setattr(module, "launching", launching)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from porter_kernels import launch
+from porter_kernels import launch, plans
 from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.fused import is_traced
 from porter_kernels.glu import activation, glu, packed_glu
@@ -111,7 +111,8 @@ def test_every_launch_checks_its_device(
     op: str, leaves: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = OPS[op](*leaves).sum()
-    monkeypatch.setattr(launch, "INTERPRETING", False)  # from here on a launch would compile
+    for module in (launch, plans):  # from here on a launch would compile
+        monkeypatch.setattr(module, "INTERPRETING", False)
     for launches in (out.backward, lambda: OPS[op](*leaves)):
         with pytest.raises(ValueError, match="x is on cpu, expected a CUDA device, since Triton compiles"):
             launches()

@@ -177,20 +177,12 @@ def test_measured_launches_can_be_launched() -> None:
 def test_a_gpu_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     launch._check_bfloat16.cache_clear()
-    with launch.launching("rms_norm", fake_tensor(0, torch.float16)):
-        pass
+    launch.check_launch("rms_norm", fake_tensor(0, torch.float16))
     with pytest.raises(ValueError, match=r"x is torch.bfloat16 on a Tesla T4, expected float16 or float32"):
-        launch.launching("rms_norm", fake_tensor(0, torch.bfloat16))
+        launch.check_launch("rms_norm", fake_tensor(0, torch.bfloat16))
 
 
 def fake_tensor(device: int, dtype: torch.dtype = torch.float32) -> Any:
-    """As launching sees a tensor of a GPU."""
+    """As check_launch sees a tensor of a GPU."""
     return SimpleNamespace(is_cuda=True, get_device=lambda: device, dtype=dtype)
-
-
-def test_a_launch_is_on_the_device_of_its_tensor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    assert launch.launching("op", fake_tensor(0)) is launch.HERE
-    assert launch.launching("op", fake_tensor(1)).idx == 1

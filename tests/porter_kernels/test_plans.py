@@ -2,11 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from porter_kernels import launch as launches
 from porter_kernels import plans
+from porter_kernels.launch import check_launch
 from porter_kernels.plans import Plan, launch, planned
 
 
@@ -24,12 +27,14 @@ class FakeKernel:
         self.compiled: list[tuple[object, ...]] = []
         self.launched: list[tuple[tuple[int, ...], tuple[object, ...]]] = []
         self.called: list[tuple[int, ...]] = []
+        self.devices: list[int] = []
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         def call(*values: object, **options: object) -> object:
             if options:
                 assert len(grid) < 3
                 self.compiled.append((options["num_warps"], options["enable_fp_fusion"]))
+                self.devices.append(torch.cuda.current_device())
                 self.launched.append(((*grid, 1, 1)[:3], values))
                 return self
             self.called.append(grid)
@@ -40,26 +45,45 @@ class FakeKernel:
     def run(self, x: int, y: int, z: int, stream: object, function: object, metadata: object, *rest: object) -> None:
         assert (function, metadata, rest[:3]) == ("handle", "metadata", (None,) * 3)
         assert stream == f"stream of {torch.cuda.current_device()}"
+        self.devices.append(torch.cuda.current_device())
         self.launched.append(((x, y, z), rest[3:]))
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> FakeKernel:
     monkeypatch.setattr(plans, "INTERPRETING", False)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(plans, "check_launch", lambda op, x: None)
+    current = [-1]  # the device of tensors on a CPU
+
+    class Guard:
+        def __init__(self, device: int) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            self.before, current[0] = current[0], self.device
+
+        def __exit__(self, *_: object) -> None:
+            current[0] = self.before
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+    monkeypatch.setattr(torch.cuda, "device", Guard)
     driver = SimpleNamespace(active=SimpleNamespace(get_current_stream="stream of {}".format))
     monkeypatch.setattr(plans.triton.runtime, "driver", driver)
     return FakeKernel()
 
 
 def test_a_plan_is_compiled_once_for_tensors_it_does_not_tell_apart(kernel: FakeKernel) -> None:
-    plan, tensors = Plan(kernel, (3, 2), BLOCK=8, n=5, num_warps=2, contract=False), [torch.zeros(64) for _ in range(3)]
+    plan, tensors = (
+        Plan("op", kernel, (3, 2), BLOCK=8, n=5, num_warps=2, contract=False),
+        [torch.zeros(64) for _ in range(3)],
+    )
     for x in tensors:
         launch(plan, b_ptr=None, x_ptr=x)
     assert kernel.compiled == [(2, False)]
     for (grid, values), x in zip(kernel.launched, tensors, strict=True):
         assert grid == (3, 2, 1)
-        assert values[0] is x and values[1:] == (None, 5, 8)
+        assert values[1:] == (None, 5, 8)
+        assert values[0] is x or values[0] == x.data_ptr()
 
 
 @pytest.mark.parametrize(
@@ -68,23 +92,30 @@ def test_a_plan_is_compiled_once_for_tensors_it_does_not_tell_apart(kernel: Fake
     ids=["dtype", "alignment", "given"],
 )
 def test_it_is_compiled_anew_for_those_it_does(change: dict[str, torch.Tensor], kernel: FakeKernel) -> None:
-    plan, tensors = Plan(kernel, (1,), BLOCK=8, n=5), {"x_ptr": torch.zeros(64), "b_ptr": None}
+    plan, tensors = Plan("op", kernel, (1,), BLOCK=8, n=5), {"x_ptr": torch.zeros(64), "b_ptr": None}
     for each in (tensors, tensors | change, tensors, tensors | change):
         launch(plan, **each)
     assert (len(kernel.compiled), len(kernel.launched)) == (2, 4)
 
 
-def test_another_device_compiles_anew(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = Plan(kernel, (1,), BLOCK=8, n=5)
-    for device in (0, 1, 0, 1):
-        monkeypatch.setattr(torch.cuda, "current_device", lambda device=device: device)
-        launch(plan, x_ptr=None, b_ptr=None)
-    assert (len(kernel.compiled), len(kernel.launched)) == (2, 4)
+def test_a_launch_is_on_the_device_of_its_tensors_and_compiled_for_it(kernel: FakeKernel) -> None:
+    plan, x = Plan("op", kernel, (1,), BLOCK=8, n=5), torch.zeros(64)
+    there: Any = SimpleNamespace(data_ptr=x.data_ptr, dtype=x.dtype, get_device=lambda: -2)
+    for each in (x, there, x, there):
+        launch(plan, x_ptr=each, b_ptr=None)
+    assert (len(kernel.compiled), kernel.devices) == (2, [-1, -2, -1, -2])
+
+
+def test_a_first_launch_is_refused_where_none_can_be(kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "check_launch", check_launch)
+    monkeypatch.setattr(launches, "INTERPRETING", False)
+    with pytest.raises(ValueError, match=r"^op: x is on"):
+        launch(Plan("op", kernel, (1,), BLOCK=8, n=5), x_ptr=torch.zeros(64), b_ptr=None)
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_profiler_sees_every_launch(hook: str, kernel: FakeKernel) -> None:
-    plan = Plan(kernel, (4, 2), BLOCK=8, n=5)
+    plan = Plan("op", kernel, (4, 2), BLOCK=8, n=5)
     launch(plan, x_ptr=None, b_ptr=None)
     chain = getattr(plans.triton.knobs.runtime, hook)
     chain.add(print)
@@ -101,7 +132,7 @@ def test_an_argument_without_a_parameter_is_refused(
     numbers: dict[str, int], tensors: dict[str, None], kernel: FakeKernel
 ) -> None:
     with pytest.raises(TypeError, match="fake has no parameter m"):
-        launch(Plan(kernel, (1,), BLOCK=8, n=5, **numbers), x_ptr=None, b_ptr=None, **tensors)
+        launch(Plan("op", kernel, (1,), BLOCK=8, n=5, **numbers), x_ptr=None, b_ptr=None, **tensors)
 
 
 @pytest.fixture
@@ -122,7 +153,7 @@ def test_a_plan_is_made_once_for_a_shape_unless_interpreted(
     def plan(n: int) -> Plan:
         nonlocal count
         count += 1
-        return Plan(None, (n,))
+        return Plan("op", None, (n,))
 
     assert [plan(n).grid for n in (3, 4, 3)] == [(3,), (4,), (3,)]
     assert count == made

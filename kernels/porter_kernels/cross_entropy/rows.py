@@ -15,7 +15,6 @@ from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
 from porter_kernels.launch import (
     INTERPRETING,
     ceil_div,
-    launching,
     next_power_of_2,
     num_programs,
     rows_per_program,
@@ -139,13 +138,12 @@ def row_partials(
     C = cut(N, V, options.softcap is not None).C
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     if N:
-        with launching("cross_entropy", logits_NV):
-            plan = _plan_partials(
-                N, V, logits_NV.stride(0), vocab_start,
-                vocab_start if weight_V is not None and weight_V.shape[0] > V else 0, options,
-                has_weight=weight_V is not None, entropy=entropy, argmax=argmax,
-            )  # fmt: skip
-            launch(plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS)
+        plan = _plan_partials(
+            N, V, logits_NV.stride(0), vocab_start,
+            vocab_start if weight_V is not None and weight_V.shape[0] > V else 0, options,
+            has_weight=weight_V is not None, entropy=entropy, argmax=argmax,
+        )  # fmt: skip
+        launch(plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS)
     return partials_NCS
 
 
@@ -156,7 +154,7 @@ def _plan_partials(
 ) -> Plan:  # fmt: skip
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     return Plan(
-        kernels._partials_kernel, (T * C,),
+        "cross_entropy", kernels._partials_kernel, (T * C,),
         N=N, V=V, C=C, stride=stride, vocab_start=vocab_start, weight_start=weight_start, **options.for_partials(),
         HAS_WEIGHT=has_weight, ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
         contract=False,
@@ -187,12 +185,11 @@ def run_combine(
     N, C, _ = partials_NCS.shape
     results = new_results(partials_NCS)
     if N:
-        with launching("cross_entropy", partials_NCS):
-            launch(
-                _plan_combine(N, C, vocab_size, options, weight_V is not None),
-                partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-                results_ptr=results.rows_RN, correct_ptr=results.correct_N,
-            )  # fmt: skip
+        launch(
+            _plan_combine(N, C, vocab_size, options, weight_V is not None),
+            partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+            results_ptr=results.rows_RN, correct_ptr=results.correct_N,
+        )  # fmt: skip
     return results
 
 
@@ -201,7 +198,7 @@ def _plan_combine(N: int, C: int, vocab_size: int, options: LossOptions, has_wei
     # Cut as in the launch that does all, for the same order of sums.
     BLOCK_N, _, T, _, num_warps = cut(N, vocab_size, options.softcap is not None)
     return Plan(
-        kernels._results_kernel, (T,),
+        "cross_entropy", kernels._results_kernel, (T,),
         N=N, C=C, vocab_size=vocab_size, **options.for_loss(), HAS_WEIGHT=has_weight, BLOCK_N=BLOCK_N,
         BLOCK_C=next_power_of_2(C), num_warps=num_warps, contract=False,
     )  # fmt: skip
@@ -239,19 +236,18 @@ def logits_gradient_(
             f"class: the gradient in a slice needs those of targets elsewhere. Pass the whole vocabulary's weights."
         )
     if N:
-        with launching("cross_entropy", logits_NV):
-            plan = _plan_gradient(
-                N, V, logits_NV.stride(0), out.stride(0),
-                upstream.stride(0) if upstream is not None and upstream.ndim else 0, vocab_start, vocab_size, options,
-                logits_NV.device, has_weight=weight_V is not None, has_factor=factor_N is not None,
-                has_denominator=denominator is not None, has_upstream=upstream is not None,
-                has_log_total=log_total_N is not None, keep_at_one=keep_at_one, counted=counted,
-            )  # fmt: skip
-            launch(
-                plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-                peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
-                upstream_ptr=upstream, out_ptr=out,
-            )  # fmt: skip
+        plan = _plan_gradient(
+            N, V, logits_NV.stride(0), out.stride(0),
+            upstream.stride(0) if upstream is not None and upstream.ndim else 0, vocab_start, vocab_size, options,
+            logits_NV.device, has_weight=weight_V is not None, has_factor=factor_N is not None,
+            has_denominator=denominator is not None, has_upstream=upstream is not None,
+            has_log_total=log_total_N is not None, keep_at_one=keep_at_one, counted=counted,
+        )  # fmt: skip
+        launch(
+            plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+            peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
+            upstream_ptr=upstream, out_ptr=out,
+        )  # fmt: skip
 
 
 @planned
@@ -263,7 +259,7 @@ def _plan_gradient(
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
     return Plan(
-        kernels._gradient_kernel, (P,),
+        "cross_entropy", kernels._gradient_kernel, (P,),
         N=N, V=V, C=C, T=T, stride=stride, out_stride=out_stride, upstream_stride=upstream_stride,
         vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(), HAS_WEIGHT=has_weight,
         HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, HAS_UPSTREAM=has_upstream,
@@ -306,17 +302,16 @@ def run_loss_and_gradient_(
     if N == 0:
         return results
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
-    with launching("cross_entropy", logits_NV):
-        plan = _plan_loss_and_gradient(
-            N, V, logits_NV.stride(0), out.stride(0), options, has_weight=weight_V is not None,
-            has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted,
-            entropy=entropy, argmax=argmax,
-        )  # fmt: skip
-        launch(
-            plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
-            factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
-            results_ptr=results.rows_RN, correct_ptr=results.correct_N,
-        )  # fmt: skip
+    plan = _plan_loss_and_gradient(
+        N, V, logits_NV.stride(0), out.stride(0), options, has_weight=weight_V is not None,
+        has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted,
+        entropy=entropy, argmax=argmax,
+    )  # fmt: skip
+    launch(
+        plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
+        factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
+        results_ptr=results.rows_RN, correct_ptr=results.correct_N,
+    )  # fmt: skip
     return results
 
 
@@ -327,7 +322,7 @@ def _plan_loss_and_gradient(
 ) -> Plan:  # fmt: skip
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
     return Plan(
-        kernels._loss_and_gradient_kernel, (T,),
+        "cross_entropy", kernels._loss_and_gradient_kernel, (T,),
         N=N, V=V, C=C, stride=stride, out_stride=out_stride, **options.for_gradient(), HAS_WEIGHT=has_weight,
         HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, COUNTED=TUNABLES["counted_rows"] if counted else 0,
         ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
@@ -339,9 +334,8 @@ def scale_(gradient_NV: Tensor, upstream: Tensor) -> None:
     """Multiplies by upstream, a scalar; touches nothing where it is 1."""
     N, V = gradient_NV.shape
     if N:
-        with launching("cross_entropy", gradient_NV):
-            plan = _plan_scale(N, V, gradient_NV.stride(0), gradient_NV.device)
-            launch(plan, out_ptr=gradient_NV, upstream_ptr=upstream)
+        plan = _plan_scale(N, V, gradient_NV.stride(0), gradient_NV.device)
+        launch(plan, out_ptr=gradient_NV, upstream_ptr=upstream)
 
 
 @planned
@@ -349,6 +343,6 @@ def _plan_scale(N: int, V: int, stride: int, device: torch.device) -> Plan:
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
     P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"])
     return Plan(
-        kernels._scale_kernel, (P,),
+        "cross_entropy", kernels._scale_kernel, (P,),
         N=N, V=V, C=C, T=T, stride=stride, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
     )  # fmt: skip

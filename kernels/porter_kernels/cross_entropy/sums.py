@@ -5,7 +5,7 @@ from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
 from porter_kernels.cross_entropy.rows import LossOptions
-from porter_kernels.launch import INTERPRETING, launching
+from porter_kernels.launch import INTERPRETING
 from porter_kernels.plans import Plan, launch, planned
 
 BLOCK = 2**12 if INTERPRETING else 8192  # rows that the program takes at once
@@ -14,7 +14,7 @@ BLOCK = 2**12 if INTERPRETING else 8192  # rows that the program takes at once
 @planned
 def _plan_denominator(N: int, vocab_size: int, ignore_index: int, has_weight: bool, has_factor: bool) -> Plan:
     return Plan(
-        kernels._denominator_kernel, (1,),
+        "cross_entropy", kernels._denominator_kernel, (1,),
         N=N, vocab_size=vocab_size, IGNORE=ignore_index, HAS_WEIGHT=has_weight, HAS_FACTOR=has_factor, BLOCK=BLOCK,
         num_warps=8,
     )  # fmt: skip
@@ -25,12 +25,11 @@ def mean_denominator(
 ) -> Tensor:
     """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
     out = torch.empty((), dtype=torch.float32, device=target_N.device)
-    with launching("cross_entropy", target_N):
-        plan = _plan_denominator(
-            target_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
-            has_weight=weight_V is not None, has_factor=token_weight_N is not None,
-        )  # fmt: skip
-        launch(plan, target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out)
+    plan = _plan_denominator(
+        target_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
+        has_weight=weight_V is not None, has_factor=token_weight_N is not None,
+    )  # fmt: skip
+    launch(plan, target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N, out_ptr=out)
     return out
 
 
@@ -58,7 +57,7 @@ def _plan_total(
     is_mean: bool,
 ) -> Plan:  # fmt: skip
     return Plan(
-        kernels._total_kernel, (1,),
+        "cross_entropy", kernels._total_kernel, (1,),
         N=N, vocab_size=vocab_size, IGNORE=ignore_index, HAS_WEIGHT=has_weight, HAS_FACTOR=has_factor,
         HAS_DENOMINATOR=has_denominator, IS_MEAN=is_mean, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
@@ -69,14 +68,13 @@ def _run_total(
     denominator: Tensor | None, options: LossOptions, *, is_mean: bool,
 ) -> Tensor:  # fmt: skip
     out = torch.empty((), dtype=torch.float32, device=loss_N.device)
-    with launching("cross_entropy", loss_N):
-        plan = _plan_total(
-            loss_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
-            has_weight=weight_V is not None, has_factor=token_weight_N is not None,
-            has_denominator=denominator is not None and not is_mean, is_mean=is_mean,
-        )  # fmt: skip
-        launch(
-            plan, loss_ptr=loss_N, target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N,
-            denominator_ptr=denominator, out_ptr=out,
-        )  # fmt: skip
+    plan = _plan_total(
+        loss_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
+        has_weight=weight_V is not None, has_factor=token_weight_N is not None,
+        has_denominator=denominator is not None and not is_mean, is_mean=is_mean,
+    )  # fmt: skip
+    launch(
+        plan, loss_ptr=loss_N, target_ptr=target_N, weight_ptr=weight_V, factor_ptr=token_weight_N,
+        denominator_ptr=denominator, out_ptr=out,
+    )  # fmt: skip
     return out

@@ -7,7 +7,7 @@ from torch import Tensor
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.glu.kernels import _backward_kernel, _forward_kernel
 from porter_kernels.glu.reference import ACTIVATIONS, Clamp, Layout, split_packed
-from porter_kernels.launch import as_rows, block_size, ceil_div, launching, packed_like, rows_per_program
+from porter_kernels.launch import as_rows, block_size, ceil_div, packed_like, rows_per_program
 from porter_kernels.plans import Plan, launch, planned
 
 TILE = 1024  # 8 elements a thread: with twice as many the exact GELU's backward runs out of registers
@@ -29,14 +29,13 @@ def _run(
     strides: list[int] = []
     if not all(x is None or x.is_contiguous() for x in tensors.values()):
         strides = [0 if x is None else x.stride(0) for x in tensors.values()]
-    with launching(op, gate):
-        plan = _plan(kernel, gate.shape, tuple(tensors), tuple(strides), up is not None, interleaved, options)
-        launch(plan, **{f"{name}_ptr": x for name, x in tensors.items()})
+    plan = _plan(op, kernel, gate.shape, tuple(tensors), tuple(strides), up is not None, interleaved, options)
+    launch(plan, **{f"{name}_ptr": x for name, x in tensors.items()})
 
 
 @planned
 def _plan(
-    kernel: Any, shape: tuple[int, ...], names: tuple[str, ...], strides: tuple[int, ...], has_up: bool,
+    op: str, kernel: Any, shape: tuple[int, ...], names: tuple[str, ...], strides: tuple[int, ...], has_up: bool,
     interleaved: bool, options: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
     """For tensors of these names; without strides nothing lies between their elements."""
@@ -49,7 +48,7 @@ def _plan(
     numbers = _constants(*options)
     numbers |= {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True) if name != "y"}
     return Plan(
-        kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
+        op, kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
         GATED=interleaved or has_up, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
     )  # fmt: skip
 

@@ -11,7 +11,6 @@ from porter_kernels.launch import (
     INTERPRETING,
     block_size,
     ceil_div,
-    launching,
     next_power_of_2,
     num_programs,
     num_rows,
@@ -32,12 +31,11 @@ def _launch_forward(
     N, D = x_ND.shape
     y, stats_2N = _fake_forward(x, w, b, eps, offset, H)
     if x_ND.numel():
-        with launching("layer_norm", x):
-            launch(
-                _plan_forward(N, H, D, eps, offset, w is not None, b is not None, x.device),
-                x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
-                y_ptr=y, stats_ptr=stats_2N,
-            )  # fmt: skip
+        launch(
+            _plan_forward(N, H, D, eps, offset, w is not None, b is not None, x.device),
+            x_ptr=x_ND, w_ptr=None if w is None else w.contiguous(), b_ptr=None if b is None else b.contiguous(),
+            y_ptr=y, stats_ptr=stats_2N,
+        )  # fmt: skip
     return y, stats_2N
 
 
@@ -48,7 +46,7 @@ def _plan_forward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("layer_norm.forward", N, BLOCK_D, device)
     return Plan(
-        kernels._forward_kernel, (ceil_div(N, config.rows),),
+        "layer_norm", kernels._forward_kernel, (ceil_div(N, config.rows),),
         N=N, H=H, D=D, eps=eps, OFFSET=offset, HAS_W=has_w, HAS_B=has_b, PER_HEAD=H > 1, BLOCK_N=config.rows,
         BLOCK_D=BLOCK_D, num_warps=config.warps,
     )  # fmt: skip
@@ -74,20 +72,19 @@ def _launch_backward(
         "dx_ptr": dx,
     }  # fmt: skip
     described = H, D, offset, w is not None, x.device
-    with launching("layer_norm", x):
-        if not sums or N // H < FEW_ROWS:
-            dw_db = x.new_empty(sums, H * D)
-            launch(_plan_backward(N, 0, N, need_dw, need_db, *described), **tensors, sums_ptr=dw_db)
-            return dx, dw_db
-        # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
-        # launch fills once the sums have been added up.
-        rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
-        P = min(_most_programs(N // H, H, D, x.device), N // rows)
-        partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
-        plan = _plan_backward(N, P * rows, N, need_dw, need_db, *described, P)
-        launch(plan, **tensors, sums_ptr=partial)
-        dw_db = column_sums(partial, x.dtype)
-        launch(_plan_backward(N, 0, P * rows, False, False, *described), **tensors, sums_ptr=None)
+    if not sums or N // H < FEW_ROWS:
+        dw_db = x.new_empty(sums, H * D)
+        launch(_plan_backward(N, 0, N, need_dw, need_db, *described), **tensors, sums_ptr=dw_db)
+        return dx, dw_db
+    # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
+    # launch fills once the sums have been added up.
+    rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
+    P = min(_most_programs(N // H, H, D, x.device), N // rows)
+    partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
+    plan = _plan_backward(N, P * rows, N, need_dw, need_db, *described, P)
+    launch(plan, **tensors, sums_ptr=partial)
+    dw_db = column_sums(partial, x.dtype)
+    launch(_plan_backward(N, 0, P * rows, False, False, *described), **tensors, sums_ptr=None)
     return dx, dw_db.view(sums, H * D)
 
 
@@ -109,7 +106,7 @@ def _plan_backward(
     if (need_dw or need_db) and not num_sums:
         COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
     return Plan(
-        kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0), H),
+        "layer_norm", kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0), H),
         N=N, FIRST=first, LAST=last, H=H, D=D, P=P, OFFSET=offset, HAS_W=has_w, NEED_DW=need_dw, NEED_DB=need_db,
         ROWS=MOST_ROWS, COLUMNS=COLUMNS, BLOCK_N=config.rows, BLOCK_D=next_power_of_2(D), STAGES=config.stages,
         RELOAD=config.reload, num_warps=config.warps,

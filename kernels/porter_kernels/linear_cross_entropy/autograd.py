@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.fused import is_traced, refuse_second_derivative
-from porter_kernels.launch import launching
+from porter_kernels.launch import check_launch
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
 from porter_kernels.linear_cross_entropy.passes import Pass, pass_over
 from porter_kernels.linear_cross_entropy.problem import Problem
@@ -60,9 +60,9 @@ def _is_late(problem: Problem) -> bool:
 
 
 def _run_forward(make_pass: Pass, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
-    with launching("linear_cross_entropy", problem.hidden_NH):
-        (loss_N, *measured), gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
-        return (problem.reduce(loss_N), *measured), gradients
+    check_launch("linear_cross_entropy", problem.hidden_NH)
+    (loss_N, *measured), gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
+    return (problem.reduce(loss_N), *measured), gradients
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:

@@ -7,7 +7,7 @@ Axes    none: gradients are memory without gaps.
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import block_size, ceil_div, launching, num_programs, tl, triton
+from porter_kernels.launch import block_size, ceil_div, num_programs, tl, triton
 from porter_kernels.linear_cross_entropy.gradients import Gradients
 from porter_kernels.plans import Plan, launch, planned
 
@@ -45,8 +45,9 @@ def _plan(
 ) -> Plan:  # fmt: skip
     most = max(hidden_size, weight_size, bias_size)
     BLOCK = block_size(most, TILE)
+    P = min(ceil_div(most, BLOCK), PROGRAMS_PER_MULTIPROCESSOR * num_programs(device))
     return Plan(
-        _scale_kernel, (min(ceil_div(most, BLOCK), PROGRAMS_PER_MULTIPROCESSOR * num_programs(device)),),
+        "linear_cross_entropy", _scale_kernel, (P,),
         hidden_size=hidden_size, weight_size=weight_size, bias_size=bias_size, HAS_HIDDEN=has_hidden,
         HAS_WEIGHT=has_weight, HAS_BIAS=has_bias, BLOCK=BLOCK,
     )  # fmt: skip
@@ -57,9 +58,8 @@ def scale_(gradients: Gradients, upstream: Tensor) -> None:
     hidden_NH, weight_VH, bias_V = gradients
     hidden_size, weight_size, bias_size = [0 if x is None else x.numel() for x in gradients]
     if hidden_size or weight_size or bias_size:
-        with launching("linear_cross_entropy", upstream):
-            plan = _plan(
-                hidden_size, weight_size, bias_size, hidden_NH is not None, weight_VH is not None, bias_V is not None,
-                upstream.device,
-            )  # fmt: skip
-            launch(plan, hidden_ptr=hidden_NH, weight_ptr=weight_VH, bias_ptr=bias_V, upstream_ptr=upstream)
+        plan = _plan(
+            hidden_size, weight_size, bias_size, hidden_NH is not None, weight_VH is not None, bias_V is not None,
+            upstream.device,
+        )  # fmt: skip
+        launch(plan, hidden_ptr=hidden_NH, weight_ptr=weight_VH, bias_ptr=bias_V, upstream_ptr=upstream)
