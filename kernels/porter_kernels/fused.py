@@ -72,12 +72,24 @@ class Fused(Launch):
         self.op.register_autograd(backward, setup_context=setup_context)
         # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context.
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
-        self.apply = type(f"porter_{name}", (torch.autograd.Function,), members).apply  # type: ignore[attr-defined]
+        self.apply = lean_apply(type(f"porter_{name}", (torch.autograd.Function,), members))
 
     def __call__(self, *arguments: Any) -> Any:
         if is_traced(*arguments):
             return self.op(*arguments)
         return self.apply(*arguments) if torch.is_grad_enabled() else self.function(*arguments)
+
+
+def lean_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """function.apply without what it does for the transforms of torch.func, which takes the host as long again."""
+    lean = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+
+    def apply(*arguments: Any) -> Any:
+        if torch._C._are_functorch_transforms_active():  # it raises, and says why
+            return function.apply(*arguments)  # type: ignore[no-untyped-call]
+        return lean(*arguments)
+
+    return apply
 
 
 def refuse_second_derivative(op: str) -> None:

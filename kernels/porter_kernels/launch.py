@@ -136,7 +136,7 @@ def packed_rows(x: Tensor) -> Tensor:
 
 def packed_like(x: Tensor) -> Tensor:
     """Fresh memory of x's shape, nothing between elements; x.new_empty(x.shape) takes the host five times as long."""
-    return torch.empty_like(x, memory_format=torch.contiguous_format)
+    return torch.empty_like(x) if x.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def num_rows(x: Tensor) -> int:

@@ -6,7 +6,7 @@ For the norm of a small batch the host takes longer than the GPU, and most of th
 import operator
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, ParamSpec, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from porter_kernels.launch import INTERPRETING, check_launch, check_triton, trit
 MOST_PLANS = 4096  # of a function that makes them: one for each shape, so batches of changing lengths have many
 PLANNED: list[Any] = []  # the functions that keep them
 P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Plan:
@@ -88,13 +89,13 @@ class Plan:
         return (*self.grid, 1, 1)[:3]
 
 
-def planned(make: Callable[P, Plan]) -> Callable[P, Plan]:
+def planned(make: Callable[P, R]) -> Callable[P, R]:
     """Remembers the plans that a function made, by its arguments; not in the interpreter, where tests change tiles."""
     if INTERPRETING:
         return make
     remembering: Any = lru_cache(MOST_PLANS)(make)
     PLANNED.append(remembering)
-    return cast(Callable[P, Plan], remembering)
+    return cast(Callable[P, R], remembering)
 
 
 def launch(plan: Plan, **tensors: Tensor | None) -> None:

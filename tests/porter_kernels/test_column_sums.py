@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from porter_kernels import column_sums as module
-from porter_kernels import launch
+from porter_kernels import launch, plans
 from porter_kernels.accuracy import excess
 from porter_kernels.column_sums import column_sums
 
@@ -32,6 +32,7 @@ def test_matches_float64(
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there it runs")
 def test_checks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "INTERPRETING", False)
+    for module in (launch, plans):
+        monkeypatch.setattr(module, "INTERPRETING", False)
     with pytest.raises(ValueError, match="column_sums: x is on cpu, expected a CUDA device"):
         column_sums(torch.ones(2, 2), torch.float32)

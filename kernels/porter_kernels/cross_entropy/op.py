@@ -23,7 +23,7 @@ from porter_kernels.cross_entropy.rows import (
     scale_,
 )
 from porter_kernels.cross_entropy.sums import mean_denominator, mean_loss, total_loss
-from porter_kernels.fused import Fused, Launch, is_traced, refuse_second_derivative
+from porter_kernels.fused import Fused, Launch, is_traced, lean_apply, refuse_second_derivative
 from porter_kernels.launch import as_rows
 
 # --- ops: loss, then its gradient ------------------------------------------------------------
@@ -116,7 +116,7 @@ class _LossWithGradient(torch.autograd.Function):
     def forward(
         ctx: Any, logits_NV: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None,
         num_items: Tensor | None, reduction: str, stats: bool, options: LossOptions, inplace: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    ) -> tuple[Tensor, ...]:  # fmt: skip
         is_mean, divisor = reduction == "mean", num_items
         counted = is_mean and can_count(target_N, weight_V, token_weight_N)
         if is_mean and not counted:
@@ -133,6 +133,8 @@ class _LossWithGradient(torch.autograd.Function):
         ctx.options, ctx.inplace, ctx.d_logits_NV = options, inplace, d_logits_NV
         ctx.save_for_backward(None if inplace else logits_NV, target_N, rows_RN, divisor, weight_V, token_weight_N)
         ctx.set_materialize_grads(False)
+        if not stats:
+            return (loss,)
         ctx.mark_non_differentiable(rows_RN, correct_N)
         return loss, rows_RN, correct_N
 
@@ -161,6 +163,9 @@ class _LossWithGradient(torch.autograd.Function):
             upstream=d_loss, keep_at_one=ready,
         )  # fmt: skip
         return d_logits_NV, *[None] * 8
+
+
+_run = lean_apply(_LossWithGradient)
 
 
 class _Overwrite(torch.autograd.Function):
@@ -241,10 +246,11 @@ def cross_entropy(
     mode = "sum" if num_items is not None else reduction
     cap = None if softcap is None else float(softcap)
     options = LossOptions(ignore_index, float(label_smoothing), float(z_loss), cap, float(logit_scale))
-    loss, rows_RN, correct_N, *_ = _dispatch(logits, constants, mode, stats, options, inplace)
+    loss, *measured = _dispatch(logits, constants, mode, stats, options, inplace)
     loss = loss.view(target.shape) if reduction == "none" else loss
     if not stats:
         return loss
+    rows_RN, correct_N, *_ = measured
     _, _, _, lse, log_prob, entropy = (row_N.view(target.shape) for row_N in rows_RN.detach().unbind())
     return loss, CrossEntropyStats(log_prob, entropy, correct_N.view(target.shape), lse)
 
@@ -274,7 +280,7 @@ def _dispatch(
     overwrites = inplace and logits_NV.data_ptr() == logits.data_ptr()
     if overwrites:
         check_overwritable("cross_entropy", logits)
-    outcome = _LossWithGradient.apply(logits_NV, *constants, reduction, stats, options, inplace)  # type: ignore[no-untyped-call]
+    outcome = _run(logits_NV, *constants, reduction, stats, options, inplace)
     if overwrites:
         _Overwrite.apply(logits)  # type: ignore[no-untyped-call]
     return outcome

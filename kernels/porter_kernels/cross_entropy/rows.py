@@ -288,9 +288,12 @@ def run_loss_and_gradient_(
     options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool, counted: bool,
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
-    _, _, T, C, _ = cut(N, V, options.softcap is not None)
-    few_rows = TUNABLES["rows_per_multiprocessor"] * num_programs(logits_NV.device) > T
-    if few_rows and TUNABLES["few_chunks"] < C:
+    plan = _plan_loss_and_gradient(
+        N, V, logits_NV.stride(0), out.stride(0), options, logits_NV.device, has_weight=weight_V is not None,
+        has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted, entropy=entropy,
+        argmax=argmax,
+    )  # fmt: skip
+    if plan is None:
         partials_NCS = row_partials(logits_NV, target_N, weight_V, options, entropy=entropy, argmax=argmax)
         results = run_combine(partials_NCS, target_N, weight_V, weight_sum, options, V)
         logits_gradient_(
@@ -301,12 +304,7 @@ def run_loss_and_gradient_(
     results = new_results(logits_NV)
     if N == 0:
         return results
-    partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
-    plan = _plan_loss_and_gradient(
-        N, V, logits_NV.stride(0), out.stride(0), options, has_weight=weight_V is not None,
-        has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted,
-        entropy=entropy, argmax=argmax,
-    )  # fmt: skip
+    partials_NCS = logits_NV.new_empty(N, plan.numbers["C"], NUM_PARTIALS, dtype=torch.float32)
     launch(
         plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
         factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
@@ -317,10 +315,13 @@ def run_loss_and_gradient_(
 
 @planned
 def _plan_loss_and_gradient(
-    N: int, V: int, stride: int, out_stride: int, options: LossOptions, *, has_weight: bool, has_factor: bool,
-    has_denominator: bool, counted: bool, entropy: bool, argmax: bool,
-) -> Plan:  # fmt: skip
+    N: int, V: int, stride: int, out_stride: int, options: LossOptions, device: torch.device, *, has_weight: bool,
+    has_factor: bool, has_denominator: bool, counted: bool, entropy: bool, argmax: bool,
+) -> Plan | None:  # fmt: skip
+    """None where there are so few rows that each had better be split over programs."""
     BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
+    if TUNABLES["rows_per_multiprocessor"] * num_programs(device) > T and TUNABLES["few_chunks"] < C:
+        return None
     return Plan(
         "cross_entropy", kernels._loss_and_gradient_kernel, (T,),
         N=N, V=V, C=C, stride=stride, out_stride=out_stride, **options.for_gradient(), HAS_WEIGHT=has_weight,

@@ -18,39 +18,34 @@ SAME_FUNCTION = {  # and its alpha; rounded elsewhere
 # --- launches --------------------------------------------------------------------------------
 
 
-def _run(
-    op: str, kernel: Any, interleaved: bool, options: tuple[Any, ...], *,
-    gate: Tensor, up: Tensor | None, **others: Tensor | None,
-) -> None:  # fmt: skip
-    """Launches over the rows of tensors, all of them [N, F], or [N, 2 * F] those that hold interleaved pairs."""
-    if not gate.numel():
-        return
-    tensors = {"gate": gate, "up": up} | others
-    strides: list[int] = []
-    if not all(x is None or x.is_contiguous() for x in tensors.values()):
-        strides = [0 if x is None else x.stride(0) for x in tensors.values()]
-    plan = _plan(op, kernel, gate.shape, tuple(tensors), tuple(strides), up is not None, interleaved, options)
-    launch(plan, **{f"{name}_ptr": x for name, x in tensors.items()})
-
-
 @planned
 def _plan(
-    op: str, kernel: Any, shape: tuple[int, ...], names: tuple[str, ...], strides: tuple[int, ...], has_up: bool,
-    interleaved: bool, options: tuple[Any, ...],
+    op: str, kernel: Any, shape: tuple[int, ...], strides: tuple[int, ...], has_up: bool, interleaved: bool,
+    options: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
-    """For tensors of these names; without strides nothing lies between their elements."""
+    """Over the rows of tensors, all of them [N, F], or [N, 2 * F] those that hold interleaved pairs.
+
+    strides are those of the kernel's tensors but y, () where nothing lies between the elements of any.
+    """
     N, width = shape
+    names = ("gate", "up") if kernel is _forward_kernel else ("dy", "gate", "up", "dgate", "dup")
     if not strides:  # one long row
         N, width, strides = 1, N * width, (0,) * len(names)
     length = width // 2 if interleaved else width
     BLOCK_F = block_size(length, TILE)
     BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    numbers = _constants(*options)
-    numbers |= {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True) if name != "y"}
+    numbers = _constants(*options) | {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True)}
     return Plan(
         op, kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
         GATED=interleaved or has_up, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
     )  # fmt: skip
+
+
+def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
+    for x in tensors:
+        if x is not None and not x.is_contiguous():
+            return tuple([0 if x is None else x.stride(0) for x in tensors])
+    return ()
 
 
 def _constants(act: str, alpha: float | None, limit: float | None, clamp_act: bool, up_offset: float) -> dict[str, Any]:
@@ -72,7 +67,10 @@ def _launch_forward(
     up_offset: float,
 ) -> Tensor:
     y_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
-    _run(_name(up_NF), _forward_kernel, False, options, gate=gate_NF, up=up_NF, y=y_NF)
+    if gate_NF.numel():
+        strides, has_up = _strides(gate_NF, up_NF), up_NF is not None
+        plan = _plan(_name(up_NF), _forward_kernel, gate_NF.shape, strides, has_up, False, options)
+        launch(plan, gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF)
     return y_NF
 
 
@@ -92,9 +90,10 @@ def _launch_backward(
 ) -> tuple[Tensor, Tensor]:
     dgate_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
     dup_NF = None if up_NF is None else packed_like(gate_NF)
-    _run(
-        _name(up_NF), _backward_kernel, False, options, gate=gate_NF, up=up_NF, dy=dy_NF, dgate=dgate_NF, dup=dup_NF
-    )  # fmt: skip
+    if gate_NF.numel():
+        strides, has_up = _strides(dy_NF, gate_NF, up_NF, dgate_NF, dup_NF), up_NF is not None
+        plan = _plan(_name(up_NF), _backward_kernel, gate_NF.shape, strides, has_up, False, options)
+        launch(plan, dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF)
     return dgate_NF, gate_NF.new_empty(0) if dup_NF is None else dup_NF
 
 
@@ -122,7 +121,10 @@ def _launch_packed_forward(
 ) -> Tensor:
     y_NF = x.new_empty(x.shape[0], x.shape[1] // 2)
     (gate, up), options = _split(x, layout), (act, alpha, limit, clamp_act, up_offset)
-    _run("packed_glu", _forward_kernel, up is None, options, gate=gate, up=up, y=y_NF)
+    if gate.numel():
+        has_up = up is not None
+        plan = _plan("packed_glu", _forward_kernel, gate.shape, _strides(gate, up), has_up, not has_up, options)
+        launch(plan, gate_ptr=gate, up_ptr=up, y_ptr=y_NF)
     return y_NF
 
 
@@ -142,7 +144,10 @@ def _launch_packed_backward(
 ) -> Tensor:
     dx, options = packed_like(x), (act, alpha, limit, clamp_act, up_offset)
     (gate, up), (dgate, dup) = _split(x, layout), _split(dx, layout)
-    _run("packed_glu", _backward_kernel, up is None, options, gate=gate, up=up, dy=dy_NF, dgate=dgate, dup=dup)
+    if gate.numel():
+        strides, has_up = _strides(dy_NF, gate, up, dgate, dup), up is not None
+        plan = _plan("packed_glu", _backward_kernel, gate.shape, strides, has_up, not has_up, options)
+        launch(plan, dy_ptr=dy_NF, gate_ptr=gate, up_ptr=up, dgate_ptr=dgate, dup_ptr=dup)
     return dx
 
 

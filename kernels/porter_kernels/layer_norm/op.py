@@ -63,28 +63,26 @@ def _launch_backward(
     offset: int, H: int, need_dw: bool, need_db: bool,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     x_ND, dy_ND, dx = packed_rows(x), packed_rows(dy), packed_like(x)
-    N, D = x_ND.shape
-    sums = need_dw + need_db
+    (N, D), sums, described = x_ND.shape, need_dw + need_db, (H, offset, w is not None, x.device)
+    w = None if w is None else w.contiguous()
     if x_ND.numel() == 0:
         return dx, x.new_zeros(sums, H * D)
-    tensors = {
-        "dy_ptr": dy_ND, "x_ptr": x_ND, "w_ptr": None if w is None else w.contiguous(), "stats_ptr": stats_2N,
-        "dx_ptr": dx,
-    }  # fmt: skip
-    described = H, D, offset, w is not None, x.device
+
+    def run(plan: Plan, sums: Tensor | None) -> None:
+        launch(plan, dy_ptr=dy_ND, x_ptr=x_ND, w_ptr=w, stats_ptr=stats_2N, dx_ptr=dx, sums_ptr=sums)
+
     if not sums or N // H < FEW_ROWS:
         dw_db = x.new_empty(sums, H * D)
-        launch(_plan_backward(N, 0, N, need_dw, need_db, *described), **tensors, sums_ptr=dw_db)
+        run(_plan_backward(N, D, 0, N, need_dw, need_db, *described), dw_db)
         return dx, dw_db
     # One float32 row of each sum a program would be up to an eighth of dx. They lie in its first rows, which a last
     # launch fills once the sums have been added up.
     rows = sums * H * 4 // dx.element_size()  # that a program's sums occupy
     P = min(_most_programs(N // H, H, D, x.device), N // rows)
     partial = dx.view(-1)[: P * rows * D].view(torch.float32).view(P, sums * H * D)
-    plan = _plan_backward(N, P * rows, N, need_dw, need_db, *described, P)
-    launch(plan, **tensors, sums_ptr=partial)
+    run(_plan_backward(N, D, P * rows, N, need_dw, need_db, *described, P), partial)
     dw_db = column_sums(partial, x.dtype)
-    launch(_plan_backward(N, 0, P * rows, False, False, *described), **tensors, sums_ptr=None)
+    run(_plan_backward(N, D, 0, P * rows, False, False, *described), None)
     return dx, dw_db.view(sums, H * D)
 
 
@@ -96,7 +94,7 @@ def _most_programs(N: int, H: int, D: int, device: torch.device) -> int:
 
 @planned
 def _plan_backward(
-    N: int, first: int, last: int, need_dw: bool, need_db: bool, H: int, D: int, offset: int, has_w: bool,
+    N: int, D: int, first: int, last: int, need_dw: bool, need_db: bool, H: int, offset: int, has_w: bool,
     device: torch.device, num_sums: int = 0,
 ) -> Plan:  # fmt: skip
     """num_sums: programs of rows that each keep a sum; 0 where programs beside them sum columns, if any are needed."""
@@ -133,8 +131,10 @@ def _save(
 def _differentiate(ctx: Any, dy: Tensor, _dstats: None) -> tuple[Tensor | None, ...]:
     _, need_dw, need_db, *_ = ctx.needs_input_grad
     dx, dw_db = _backward(dy, *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
-    rows = iter(dw_db.view(-1, *ctx.rows_shape).unbind() if need_dw or need_db else ())
-    return dx, next(rows) if need_dw else None, next(rows) if need_db else None, None, None, None
+    dw, db = dw_db[0] if need_dw else None, dw_db[-1] if need_db else None
+    if ctx.rows_shape != dw_db.shape[1:]:  # one row a head
+        dw, db = (None if row is None else row.view(ctx.rows_shape) for row in (dw, db))
+    return dx, dw, db, None, None, None
 
 
 _backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from porter_kernels.fused import is_traced, refuse_second_derivative
+from porter_kernels.fused import is_traced, lean_apply, refuse_second_derivative
 from porter_kernels.launch import check_launch
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
 from porter_kernels.linear_cross_entropy.passes import Pass, pass_over
@@ -49,8 +49,7 @@ def run_eagerly(make_pass: Pass, problem: Problem) -> Outputs:
     need = problem.need
     if not any(need):
         return _run_forward(make_pass, problem, need)[0]
-    differentiated = problem[:NUM_DIFFERENTIATED]
-    outputs: Outputs = EagerFunction.apply(make_pass, problem, need, *differentiated)  # type: ignore[no-untyped-call]
+    outputs: Outputs = _run_differentiably(make_pass, problem, need, *problem[:NUM_DIFFERENTIATED])
     return outputs
 
 
@@ -94,6 +93,9 @@ class EagerFunction(torch.autograd.Function):
         if not ctx.is_late:
             scale_(gradients, upstream)
         return None, None, None, *gradients
+
+
+_run_differentiably = lean_apply(EagerFunction)
 
 
 # --- traced ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ fastest and, having no accumulator, often also the smallest: with N <= 2 * H row
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 MIN_ROWS = 2048  # fewer rows starve the GEMMs
@@ -76,6 +77,7 @@ def is_wide(count: int, accumulate: Accumulate, element_size: int) -> bool:
     return count > 1 and accumulate == "float32" and element_size < 4
 
 
+@lru_cache(1024)
 def choose_chunks(
     num_rows: int,
     hidden_size: int,

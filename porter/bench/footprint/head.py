@@ -55,7 +55,7 @@ def loss_sizes(blueprint: Blueprint, plan: Plan) -> tuple[int, int, int]:
     # and so are their gradients before they are put apart.
     drops = plan.rows * width * vocab >= WORTH_A_WAIT
     rows = max(plan.rows - plan.batch, 1) if drops else plan.rows
-    chunks = choose_chunks(rows, width, vocab, element_size=plan.element, accumulate=accumulate)  # type: ignore[arg-type]
+    chunks = choose_chunks(rows, width, vocab, element_size=plan.element, accumulate=accumulate)
     copies = 2 * chunks.rows * width * plan.element if drops else 0
     return chunks.peak_bytes + copies, plan.rows * width * plan.element, vocab * width * plan.element
 
