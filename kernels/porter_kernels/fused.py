@@ -5,7 +5,8 @@ directly 115 (one core of an AMD EPYC, torch 2.13, nothing in the launch). For t
 of the time, so torch.library is asked only when somebody traces: torch.compile, export, fake tensors, dispatch modes.
 """
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -22,15 +23,17 @@ class Launch:
 
         Args:
             name: of the op, without porter::.
-            function: allocates and launches; its annotations are the op's schema, and it writes to no argument.
+            function: allocates and launches; its annotations are the op's schema, tensors first, and it writes to none.
             fake: the same outputs, empty, from shapes and dtypes alone.
         """
         self.name, self.function = name, function
+        kinds = [parameter.annotation for parameter in inspect.signature(function).parameters.values()]
+        self.num_tensors = sum(kind in (Tensor, Tensor | None) for kind in kinds)
         self.op = torch.library.custom_op(f"porter::{name}", function, mutates_args=())
         self.op.register_fake(fake)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.op(*arguments) if is_traced(*arguments) else self.function(*arguments)
+        return (self.op if is_traced(arguments[: self.num_tensors]) else self.function)(*arguments)
 
 
 class Fused(Launch):
@@ -65,19 +68,28 @@ class Fused(Launch):
             return differentiate(ctx, *gradients)
 
         def forward(ctx: Any, *arguments: Any) -> Any:
-            output = function(*arguments)
-            setup_context(ctx, arguments, output)
+            *tensors, others = arguments
+            inputs = (*tensors, *others)
+            output = function(*inputs)
+            setup_context(ctx, inputs, output)
             return output
 
+        def backward_of_tensors(ctx: Any, *gradients: Tensor | None) -> Any:
+            return *backward(ctx, *gradients)[: self.num_tensors], None
+
         self.op.register_autograd(backward, setup_context=setup_context)
-        # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context.
-        members = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+        # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context. What
+        # is no tensor goes as one argument: torch looks at each.
+        members = {"forward": staticmethod(forward), "backward": staticmethod(backward_of_tensors)}
         self.apply = lean_apply(type(f"porter_{name}", (torch.autograd.Function,), members))
 
     def __call__(self, *arguments: Any) -> Any:
-        if is_traced(*arguments):
+        tensors = arguments[: self.num_tensors]
+        if is_traced(tensors):
             return self.op(*arguments)
-        return self.apply(*arguments) if torch.is_grad_enabled() else self.function(*arguments)
+        if torch.is_grad_enabled():
+            return self.apply(*tensors, arguments[self.num_tensors :])
+        return self.function(*arguments)
 
 
 def lean_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
@@ -101,11 +113,11 @@ def refuse_second_derivative(op: str) -> None:
         )
 
 
-def is_traced(*arguments: Any) -> bool:
+def is_traced(tensors: Sequence[Tensor | None]) -> bool:
     """Whether somebody looks at the ops that are called rather than at their values."""
     if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return True
-    for x in arguments:  # noqa: SIM110  # a generator would take the host, on the path of small calls, twice as long
-        if type(x) not in PLAIN and isinstance(x, Tensor):
+    for x in tensors:  # noqa: SIM110  # a generator would take the host, on the path of small calls, twice as long
+        if type(x) not in PLAIN and x is not None:
             return True
     return False

@@ -311,7 +311,7 @@ def add_rms_norm(
     Raises:
         ValueError: residual differs from x in shape, dtype or device; w as for rms_norm.
     """
-    if (residual.shape, residual.dtype, residual.device) != (x.shape, x.dtype, x.device):
+    if residual.shape != x.shape or residual.dtype is not x.dtype or residual.device != x.device:
         raise ValueError(
             f"add_rms_norm: residual is {residual.dtype} {list(residual.shape)} on {residual.device}, expected "
             f"{x.dtype} {list(x.shape)} on {x.device} like x. Cast or expand it first: residual.to(x).expand_as(x)."
@@ -355,7 +355,7 @@ def _check_weight(op: str, x: Tensor, w: Tensor | None) -> None:
             f"{op}: w has shape {list(w.shape)}, expected [{x.shape[-1]}], the last axis of x {list(x.shape)}. "
             f"Pass the weight of this layer, or move the axis to normalise to the end with x.movedim."
         )
-    if w is not None and (w.dtype, w.device) != (x.dtype, x.device):
+    if w is not None and (w.dtype is not x.dtype or w.device != x.device):
         raise ValueError(
             f"{op}: w is {w.dtype} on {w.device}, expected {x.dtype} on {x.device} like x. "
             f"Cast the weight once when loading: w.to(x)."

@@ -44,7 +44,7 @@ LOSS = {
     "IGNORE": -100, "SMOOTHING": 0.0, "Z_LOSS": 0.0, "CAP": 0.0, "SCALE": 1.0, "HAS_WEIGHT": False,
     "HAS_FACTOR": False, "HAS_DENOMINATOR": True, "HAS_UPSTREAM": True, "HAS_LOG_TOTAL": True, "KEEP_AT_ONE": True,
     "COUNTED": 0, "IS_MEAN": False, "ENTROPY": False, "ARGMAX": False, "BLOCK_N": 1, "BLOCK_V": 8192, "BLOCK_C": 16,
-    "STAGES": 1, "weight_ptr": None, "weight_sum_ptr": None, "factor_ptr": None,
+    "STAGES": 1, "weight_ptr": None, "weight_sum_ptr": None, "factor_ptr": None, "mean_ptr": None, "arrived_ptr": None,
 }  # fmt: skip
 LOSS_OPTIONS = {
     name: value for name, value in LOSS.items() if value is not None
@@ -52,8 +52,11 @@ LOSS_OPTIONS = {
     "SMOOTHING": 0.1, "Z_LOSS": 1e-4, "CAP": 30.0, "SCALE": 0.5, "HAS_WEIGHT": True, "HAS_FACTOR": True,
     "HAS_LOG_TOTAL": False, "KEEP_AT_ONE": False, "ENTROPY": True, "ARGMAX": True, "BLOCK_V": 2048, "BLOCK_C": 128,
 }  # fmt: skip
+COUNTED = {name: value for name, value in LOSS.items() if name not in ("mean_ptr", "arrived_ptr")} | {
+    "HAS_DENOMINATOR": False, "COUNTED": 1024,
+}  # fmt: skip
 LOSSES = [
-    LOSS, LOSS | {"SMOOTHING": 0.1}, LOSS | {"HAS_DENOMINATOR": False, "COUNTED": 1024}, LOSS_OPTIONS,
+    LOSS, LOSS | {"SMOOTHING": 0.1}, COUNTED, LOSS_OPTIONS,
     LOSS_OPTIONS | {"BLOCK_N": 32, "BLOCK_V": 64, "BLOCK_C": 1},
 ]  # fmt: skip
 VARIANTS: dict[str, list[dict[str, object]]] = {
@@ -119,7 +122,7 @@ FLOAT32_POINTERS = (
     "mean_ptr", "stats_ptr", "rstd_ptr", "dw_ptr", "partial_ptr", "weight_ptr", "weight_sum_ptr", "factor_ptr",
     "denominator_ptr", "upstream_ptr", "peak_ptr", "log_total_ptr", "partials_ptr", "results_ptr", "loss_ptr",
 )  # fmt: skip
-OTHER_POINTERS = {"target_ptr": "*i64", "correct_ptr": "*i1"}
+OTHER_POINTERS = {"target_ptr": "*i64", "correct_ptr": "*i1", "arrived_ptr": "*i32"}
 
 
 def find_kernels() -> dict[str, JITFunction]:

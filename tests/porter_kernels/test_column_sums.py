@@ -32,7 +32,7 @@ def test_matches_float64(
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="there it runs")
 def test_checks_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (launch, plans):
-        monkeypatch.setattr(module, "INTERPRETING", False)
+    for each in (launch, plans):
+        monkeypatch.setattr(each, "INTERPRETING", False)
     with pytest.raises(ValueError, match="column_sums: x is on cpu, expected a CUDA device"):
         column_sums(torch.ones(2, 2), torch.float32)

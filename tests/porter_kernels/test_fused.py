@@ -91,8 +91,8 @@ def test_without_gradients_nothing_is_kept(op: str, leaves: tuple[Tensor, Tensor
 
 def test_somebody_traces_who_passes_a_tensor_of_another_kind() -> None:
     x = torch.zeros(2)
-    assert not is_traced(x, torch.nn.Parameter(x), None, 2.0)
-    assert is_traced(x, None, FakeTensorMode().from_tensor(x))
+    assert not is_traced([x, torch.nn.Parameter(x), None])
+    assert is_traced([x, None, FakeTensorMode().from_tensor(x)])
 
 
 @pytest.mark.parametrize("op", OPS)

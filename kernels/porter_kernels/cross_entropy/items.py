@@ -31,6 +31,15 @@ def transform(raw, CAP: tl.constexpr, SCALE: tl.constexpr):
 
 
 @triton.jit
+def tree_sum(x, SIZE: tl.constexpr):
+    """The sum of SIZE elements, neighbours first: in one order, whatever kernel holds them, which tl.sum's is not."""
+    for level in tl.static_range(SIZE.bit_length() - 1):
+        a, b = tl.split(tl.reshape(x, (SIZE >> (level + 1), 2)))
+        x = a + b
+    return tl.sum(x, axis=0)  # of one
+
+
+@triton.jit
 def read_target(target_ptr, weight_ptr, rows, N, vocab_size, IGNORE: tl.constexpr, HAS_WEIGHT: tl.constexpr):
     """Each row's target, whether the row counts, whether that class exists, and its weight."""
     target = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE)  # [N, 1]
@@ -146,6 +155,22 @@ def write_results(
 
 
 @triton.jit
+def count_rows(target_ptr, N, IGNORE: tl.constexpr, COUNTED: tl.constexpr):
+    """How many of all rows, at most COUNTED, count; float32, in which the sum of ones is exact."""
+    rows = tl.arange(0, COUNTED)
+    counts = tl.load(target_ptr + rows, mask=rows < N, other=IGNORE) != IGNORE
+    return tl.sum(counts.to(tl.float32), axis=0)
+
+
+@triton.jit
+def write_mean(results_ptr, target_ptr, mean_ptr, N, IGNORE: tl.constexpr, COUNTED: tl.constexpr):
+    """The mean of the losses of all rows, which other programs have stored."""
+    rows = tl.arange(0, COUNTED)
+    losses = tl.load(results_ptr + rows, mask=rows < N, other=0.0, cache_modifier=".cg")
+    tl.store(mean_ptr, tree_sum(losses, COUNTED) / count_rows(target_ptr, N, IGNORE, COUNTED))
+
+
+@triton.jit
 def read_factor(
     factor_ptr, denominator_ptr, upstream_ptr, target_ptr, rows, N, upstream_stride, IGNORE: tl.constexpr,
     HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, HAS_UPSTREAM: tl.constexpr, COUNTED: tl.constexpr,
@@ -157,9 +182,7 @@ def read_factor(
     if HAS_DENOMINATOR:
         factor /= tl.load(denominator_ptr)
     if COUNTED > 0:
-        all_rows = tl.arange(0, COUNTED)
-        all_targets = tl.load(target_ptr + all_rows, mask=all_rows < N, other=IGNORE)
-        factor /= tl.sum((all_targets != IGNORE).to(tl.float32), axis=0)
+        factor /= count_rows(target_ptr, N, IGNORE, COUNTED)
     if HAS_UPSTREAM:
         factor *= tl.load(upstream_ptr + rows * upstream_stride, mask=rows < N, other=0.0)
     return factor

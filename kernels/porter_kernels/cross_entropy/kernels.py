@@ -14,8 +14,10 @@ are still in a cache. Else each item is a program, in a launch for each kind. Bo
 from porter_kernels.cross_entropy.items import (
     read_factor,
     read_target,
+    tree_sum,
     write_gradient,
     write_log_sum,
+    write_mean,
     write_partials,
     write_results,
 )
@@ -86,7 +88,7 @@ def _gradient_kernel(
 @triton.jit
 def _loss_and_gradient_kernel(
     logits_ptr, target_ptr, weight_ptr, weight_sum_ptr, factor_ptr, denominator_ptr, partials_ptr,
-    out_ptr, results_ptr, correct_ptr, N, V, C, stride, out_stride,
+    out_ptr, results_ptr, correct_ptr, mean_ptr, arrived_ptr, N, V, C, stride, out_stride,
     IGNORE: tl.constexpr, SMOOTHING: tl.constexpr, Z_LOSS: tl.constexpr, CAP: tl.constexpr, SCALE: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_FACTOR: tl.constexpr, HAS_DENOMINATOR: tl.constexpr, COUNTED: tl.constexpr,
     ENTROPY: tl.constexpr, ARGMAX: tl.constexpr,
@@ -120,6 +122,10 @@ def _loss_and_gradient_kernel(
         partials_ptr, weight_sum_ptr, results_ptr, correct_ptr, target, counts, exists, weight, rows, N, C, V,
         SMOOTHING, Z_LOSS, HAS_WEIGHT, BLOCK_C,
     )  # fmt: skip
+    if COUNTED > 0:
+        tl.debug_barrier()  # every thread has stored its rows' losses before one says so
+        if tl.atomic_add(arrived_ptr, 1, sem="acq_rel") == tl.num_programs(0) - 1:  # the last finds all of them
+            write_mean(results_ptr, target_ptr, mean_ptr, N, IGNORE, COUNTED)
 
 
 @triton.jit
@@ -158,7 +164,7 @@ def _total_kernel(
                 weight *= factor
             whole += tl.where(counts, weight, 0.0)
         total += loss
-    mean = tl.sum(total, axis=0)
+    mean = tree_sum(total, BLOCK)
     if IS_MEAN:
         denominator = tl.sum(whole, axis=0)
         tl.store(denominator_ptr, denominator)

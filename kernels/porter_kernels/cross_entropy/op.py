@@ -59,7 +59,7 @@ def _fake_loss(
     num_items: Tensor | None, reduction: str, stats: bool,
     ignore_index: int, label_smoothing: float, z_loss: float, softcap: float | None, logit_scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    rows_RN, correct_N = new_results(logits_NV)
+    rows_RN, correct_N, _ = new_results(logits_NV)
     loss = torch.empty_like(rows_RN[0]) if reduction == "none" else rows_RN.new_empty(())
     return loss, rows_RN, correct_N, rows_RN.new_empty(() if reduction == "mean" else 0)
 
@@ -122,15 +122,15 @@ class _LossWithGradient(torch.autograd.Function):
         if is_mean and not counted:
             divisor = mean_denominator(target_N, weight_V, token_weight_N, options)
         d_logits_NV = logits_NV.detach() if inplace else logits_NV.new_empty(logits_NV.shape)
-        rows_RN, correct_N = run_loss_and_gradient_(
+        rows_RN, correct_N, loss = run_loss_and_gradient_(
             logits_NV, target_N, token_weight_N, weight_V, _sum_weight(weight_V, options), options, d_logits_NV,
             divisor, entropy=stats, argmax=stats, counted=counted,
         )  # fmt: skip
-        if counted:
-            loss, divisor = mean_loss(rows_RN[0], target_N, None, None, options)
-        else:
+        if counted and loss is None:
+            loss, _ = mean_loss(rows_RN[0], target_N, None, None, options)
+        elif loss is None:
             loss = total_loss(rows_RN[0], target_N, token_weight_N, divisor, options)
-        ctx.options, ctx.inplace, ctx.d_logits_NV = options, inplace, d_logits_NV
+        ctx.options, ctx.inplace, ctx.d_logits_NV, ctx.counted = options, inplace, d_logits_NV, counted
         ctx.save_for_backward(None if inplace else logits_NV, target_N, rows_RN, divisor, weight_V, token_weight_N)
         ctx.set_materialize_grads(False)
         if not stats:
@@ -160,7 +160,7 @@ class _LossWithGradient(torch.autograd.Function):
         logits_gradient_(
             logits_NV, target_N, rows_RN[1], token_weight_N, weight_V, _sum_weight(weight_V, ctx.options),
             ctx.options, logits_NV.shape[1], out=d_logits_NV, log_total_N=rows_RN[2], denominator=divisor,
-            upstream=d_loss, keep_at_one=ready,
+            upstream=d_loss, keep_at_one=ready, counted=ctx.counted,
         )  # fmt: skip
         return d_logits_NV, *[None] * 8
 
@@ -268,7 +268,7 @@ def _dispatch(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     logits_NV = as_rows(logits)
     N, V = logits_NV.shape
-    one_launch = logits.requires_grad and torch.is_grad_enabled() and reduction != "none" and not is_traced(logits)
+    one_launch = logits.requires_grad and torch.is_grad_enabled() and reduction != "none" and not is_traced((logits,))
     inplace = inplace and one_launch
     row_stride, column_stride = logits_NV.stride()
     if (V > 1 and column_stride != 1) or (inplace and N > 1 and row_stride < V):  # in place, no two rows may overlap

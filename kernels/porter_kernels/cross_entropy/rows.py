@@ -76,10 +76,17 @@ class RowStats(NamedTuple):
 
 
 class Results(NamedTuple):
-    """RowStats as the kernels write them: [6, N] float32 (items.NUM_RESULTS names the rows), and correct [N]."""
+    """RowStats as the kernels write them, and the mean of the losses where a launch came by it.
+
+    Attributes:
+        rows_RN: [6, N] float32; items.NUM_RESULTS names the rows.
+        correct_N: as in RowStats.
+        mean: [] float32, or None.
+    """
 
     rows_RN: Tensor
     correct_N: Tensor
+    mean: Tensor | None = None
 
     def stats(self) -> RowStats:
         loss_N, _, _, lse_N, log_prob_N, entropy_N = self.rows_RN.unbind()
@@ -301,16 +308,19 @@ def run_loss_and_gradient_(
             log_total_N=results.rows_RN[2], denominator=denominator, counted=counted,
         )  # fmt: skip
         return results
-    results = new_results(logits_NV)
+    rows_RN, correct_N, _ = results = new_results(logits_NV)
     if N == 0:
         return results
+    mean, arrived = None, None
+    if counted:
+        mean, arrived = rows_RN.new_empty(()), rows_RN.new_zeros((), dtype=torch.int32)
     partials_NCS = logits_NV.new_empty(N, plan.numbers["C"], NUM_PARTIALS, dtype=torch.float32)
     launch(
         plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
         factor_ptr=factor_N, denominator_ptr=denominator, partials_ptr=partials_NCS, out_ptr=out,
-        results_ptr=results.rows_RN, correct_ptr=results.correct_N,
+        results_ptr=rows_RN, correct_ptr=correct_N, mean_ptr=mean, arrived_ptr=arrived,
     )  # fmt: skip
-    return results
+    return Results(rows_RN, correct_N, mean)
 
 
 @planned

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
-from porter_kernels.cross_entropy.rows import LossOptions
+from porter_kernels.cross_entropy.rows import TUNABLES, LossOptions
 from porter_kernels.launch import INTERPRETING
 from porter_kernels.plans import Plan, launch, planned
 
@@ -37,7 +37,7 @@ def mean_loss(
     loss_N: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
 ) -> tuple[Tensor, Tensor]:
     """total_loss divided by mean_denominator, and the latter, in one launch."""
-    denominator = torch.empty((), dtype=torch.float32, device=loss_N.device)
+    denominator = loss_N.new_empty(())
     return _run_total(loss_N, target_N, weight_V, token_weight_N, denominator, options, is_mean=True), denominator
 
 
@@ -59,7 +59,8 @@ def _plan_total(
     return Plan(
         "cross_entropy", kernels._total_kernel, (1,),
         N=N, vocab_size=vocab_size, IGNORE=ignore_index, HAS_WEIGHT=has_weight, HAS_FACTOR=has_factor,
-        HAS_DENOMINATOR=has_denominator, IS_MEAN=is_mean, BLOCK=BLOCK, num_warps=8,
+        HAS_DENOMINATOR=has_denominator, IS_MEAN=is_mean, num_warps=8,
+        BLOCK=TUNABLES["counted_rows"] if TUNABLES["counted_rows"] >= N else BLOCK,  # few: as where they are counted
     )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ def _run_total(
     loss_N: Tensor, target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None,
     denominator: Tensor | None, options: LossOptions, *, is_mean: bool,
 ) -> Tensor:  # fmt: skip
-    out = torch.empty((), dtype=torch.float32, device=loss_N.device)
+    out = loss_N.new_empty(())
     plan = _plan_total(
         loss_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
         has_weight=weight_V is not None, has_factor=token_weight_N is not None,

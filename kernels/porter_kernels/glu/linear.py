@@ -40,7 +40,7 @@ def glu_linear(gate: Tensor, up: Tensor, weight: Tensor, bias: Tensor | None = N
         ValueError: as glu does.
         RuntimeError: shapes or dtypes do not fit, as torch.nn.functional.linear says.
     """
-    if is_traced(gate, up, weight, bias) or not torch.is_grad_enabled():
+    if is_traced((gate, up, weight, bias)) or not torch.is_grad_enabled():
         return F.linear(glu(gate, up, act=act), weight, bias)
     return _apply((gate, up), weight, bias, glu, differentiate_glu, {"act": act})
 
@@ -62,7 +62,7 @@ def packed_glu_linear(
         ValueError, RuntimeError: as for glu_linear.
     """
     options = {"act": act, "layout": layout}
-    if is_traced(x, weight, bias) or not torch.is_grad_enabled():
+    if is_traced((x, weight, bias)) or not torch.is_grad_enabled():
         return F.linear(packed_glu(x, act=act, layout=layout), weight, bias)
     return _apply((x,), weight, bias, packed_glu, differentiate_packed_glu, options)
 

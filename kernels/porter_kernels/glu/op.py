@@ -208,7 +208,7 @@ def glu(
         ValueError: act, alpha, limit or clamp is none that exists, or up differs from gate in shape, dtype or device.
     """
     _check("glu", act, alpha, limit, clamp)
-    if (up.shape, up.dtype, up.device) != (gate.shape, gate.dtype, gate.device):
+    if up.shape != gate.shape or up.dtype is not gate.dtype or up.device != gate.device:
         raise ValueError(
             f"glu: up is {up.dtype} {list(up.shape)} on {up.device}, expected {gate.dtype} {list(gate.shape)} on "
             f"{gate.device} like gate. Pass both halves of the same layer's projection."
@@ -292,6 +292,8 @@ def differentiate_packed_glu(dy: Tensor, x: Tensor, *, act: str, layout: Layout)
 
 
 def _readable(x: Tensor) -> Tensor:
+    if x.ndim == 2 and x.is_contiguous():
+        return x
     x_NF = as_rows(x)
     return x_NF if x_NF.stride(-1) == 1 else x_NF.contiguous()
 

@@ -194,7 +194,7 @@ def _check(name: str, row: Tensor, x: Tensor) -> None:
             f"axes of x {list(x.shape)}. Pass the weight of this layer, or move the axis to normalise to the end with "
             f"x.movedim."
         )
-    if (row.dtype, row.device) != (x.dtype, x.device):
+    if row.dtype is not x.dtype or row.device != x.device:
         raise ValueError(
             f"layer_norm: {name} is {row.dtype} on {row.device}, expected {x.dtype} on {x.device} like x. "
             f"Cast the weights once when loading: {name}.to(x)."

@@ -38,7 +38,7 @@ ARGUMENTS = """
 
 def differentiable(problem: Problem) -> Outputs:
     """Outputs, of which the loss has the gradients that are needed."""
-    if is_traced(*problem[:NUM_TENSORS]):
+    if is_traced(problem.tensors):
         outputs: Outputs = _forward(*problem, *problem.need)
         return outputs[: NUM_OUTPUTS if problem.stats else 1]
     return run_eagerly(pass_over, problem)
@@ -60,8 +60,8 @@ def _is_late(problem: Problem) -> bool:
 
 def _run_forward(make_pass: Pass, problem: Problem, need: Need) -> tuple[Outputs, Gradients]:
     check_launch("linear_cross_entropy", problem.hidden_NH)
-    (loss_N, *measured), gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
-    return (problem.reduce(loss_N), *measured), gradients
+    (loss_N, *measured), mean, gradients = make_pass(problem, NOTHING if _is_late(problem) else need)
+    return (problem.reduce(loss_N) if mean is None else mean, *measured), gradients
 
 
 def _split(arguments: tuple[Any, ...]) -> tuple[Problem, Need]:
@@ -78,7 +78,7 @@ class EagerFunction(torch.autograd.Function):
     def forward(ctx: Any, make_pass: Pass, problem: Problem, need: Need, *differentiated: Tensor | None) -> Outputs:
         outputs, ctx.gradients = _run_forward(make_pass, problem, need)
         ctx.make_pass, ctx.need, ctx.is_late, ctx.rest = make_pass, need, _is_late(problem), problem[NUM_TENSORS:]
-        ctx.save_for_backward(*problem[:NUM_TENSORS])
+        ctx.save_for_backward(*problem.tensors)
         ctx.mark_non_differentiable(*outputs[1:])
         ctx.set_materialize_grads(False)
         return outputs
@@ -89,7 +89,7 @@ class EagerFunction(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if ctx.is_late or gradients is None:
             problem = Problem(*ctx.saved_tensors, *ctx.rest)
-            _, gradients = ctx.make_pass(problem, ctx.need, upstream if ctx.is_late else None)
+            *_, gradients = ctx.make_pass(problem, ctx.need, upstream if ctx.is_late else None)
         if not ctx.is_late:
             scale_(gradients, upstream)
         return None, None, None, *gradients
@@ -126,7 +126,7 @@ def _fake_forward(*arguments: Any) -> Outputs:
 
 def _launch_backward(upstream: Tensor, *arguments: Any) -> Outputs:
     problem, need = _split(arguments)
-    return _filled(problem, pass_over(problem, need, upstream)[1])
+    return _filled(problem, pass_over(problem, need, upstream)[2])
 
 
 def _fake_backward(upstream: Tensor, *arguments: Any) -> Outputs:

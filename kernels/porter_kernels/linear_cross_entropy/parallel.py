@@ -21,8 +21,8 @@ from porter_kernels.cross_entropy.rows import cut, logits_gradient_, row_partial
 from porter_kernels.linear_cross_entropy.autograd import run_eagerly
 from porter_kernels.linear_cross_entropy.checks import check_module
 from porter_kernels.linear_cross_entropy.chunks import Accumulate
-from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
-from porter_kernels.linear_cross_entropy.passes import Place, Rows, empty_rows, rows_of, take, walk, write_rows
+from porter_kernels.linear_cross_entropy.gradients import Need
+from porter_kernels.linear_cross_entropy.passes import Passed, Place, Rows, empty_rows, rows_of, take, walk, write_rows
 from porter_kernels.linear_cross_entropy.problem import Problem, in_shape, state_problem
 
 
@@ -34,7 +34,7 @@ class VocabularySlice:
     start: int  # the class of the slice's first row
     sizes: tuple[int, ...]  # rows of every rank's slice
 
-    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> Passed:
         target_N, class_weight_V, options = problem.target_N, problem.class_weight_V, problem.options
         class_weight_sum, vocab_size = problem.class_weight_sum(), sum(self.sizes)
         factor_N, denominator = problem.factors(upstream), problem.denominator() if any(need) else None
@@ -61,7 +61,7 @@ class VocabularySlice:
         if gradients.hidden_NH is not None:
             dist.all_reduce(gradients.hidden_NH, group=self.group)
             gradients = gradients._replace(hidden_NH=gradients.hidden_NH.to(problem.hidden_NH.dtype))
-        return whole or empty_rows(problem), gradients
+        return Passed(whole or empty_rows(problem), None, gradients)
 
     def gather(self, partials_NCS: Tensor, capped: bool) -> Tensor:
         """[N, P * C, S]: the partial results of all ranks, in their order; smaller slices filled up with nothing."""

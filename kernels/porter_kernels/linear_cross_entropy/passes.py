@@ -9,7 +9,7 @@ Axes    N rows, K of them kept, C rows of a chunk, H hidden features, V vocabula
 
 from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -24,11 +24,25 @@ Place = slice | Tensor  # rows of a chunk: neighbours, or their indices
 Rows = tuple[Tensor, ...]  # the loss of each; where statistics are asked for, the other fields of RowStats too
 
 
+class Passed(NamedTuple):
+    """What a pass leaves.
+
+    Attributes:
+        rows: of the problem.
+        mean: [] float32, of their losses, where the pass came by it anyway.
+        gradients: those that were needed.
+    """
+
+    rows: Rows
+    mean: Tensor | None
+    gradients: Gradients
+
+
 class Pass(Protocol):
     """How a head is walked over."""
 
-    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
-        """Rows, 0 where they do not count, and the needed gradients of the losses' weighted sum or mean.
+    def __call__(self, problem: Problem, need: Need, upstream: Tensor | None = None) -> Passed:
+        """What a pass leaves: the rows, 0 where they do not count, and the needed gradients of their sum or mean.
 
         Args:
             problem: the rows and the head.
@@ -37,16 +51,16 @@ class Pass(Protocol):
         """
 
 
-def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> tuple[Rows, Gradients]:
+def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> Passed:
     """The pass over the head of one process."""
     target_N, class_weight_V, V = problem.target_N, problem.class_weight_V, problem.weight_VH.shape[0]
     options, class_weight_sum, asked = problem.options, problem.class_weight_sum(), problem.stats
     factor_N, denominator = problem.factors(upstream), cache(problem.denominator)
-    whole: Rows | None = None
+    whole, mean = None, None
     can_be_counted = problem.is_mean and can_count(target_N, class_weight_V, problem.token_weight_N)
 
     def turn(logits_CV: Tensor, at: Place) -> None:
-        nonlocal whole
+        nonlocal whole, mean
         target_C = take(target_N, at)
         if any(need):
             counted = can_be_counted and is_all(at, target_N)
@@ -57,10 +71,10 @@ def pass_over(problem: Problem, need: Need, upstream: Tensor | None = None) -> t
         else:
             partials = row_partials(logits_CV, target_C, class_weight_V, options, entropy=asked, argmax=asked)
             results = run_combine(partials, target_C, class_weight_V, class_weight_sum, options, V)
-        whole = write_rows(whole, rows_of(results, problem), at, problem)
+        whole, mean = write_rows(whole, rows_of(results, problem), at, problem), results.mean
 
     gradients = walk(problem, need, turn)
-    return whole or empty_rows(problem), gradients
+    return Passed(whole or empty_rows(problem), mean, gradients)
 
 
 def walk(

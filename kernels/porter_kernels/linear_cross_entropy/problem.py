@@ -41,6 +41,14 @@ class Problem(NamedTuple):
     drop_ignored: bool | None
 
     @property
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """Its first fields."""
+        return (
+            self.hidden_NH, self.weight_VH, self.bias_V, self.target_N, self.class_weight_V, self.token_weight_N,
+            self.num_items,
+        )  # fmt: skip
+
+    @property
     def need(self) -> Need:
         """The inputs that require a gradient, none under torch.no_grad."""
         if not torch.is_grad_enabled():
