@@ -173,7 +173,8 @@ def _launch_forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     x_ND = packed_rows(x)
     N, D = x_ND.shape
-    y, total, rstd_N = _fake_forward(x, residual, w, eps, offset)
+    y, rstd_N = packed_like(x), x.new_empty(N, dtype=torch.float32)
+    total = x.new_empty(0) if residual is None else packed_like(x)
     if x_ND.numel():
         launch(
             _plan_forward(N, D, eps, offset, w is not None, residual is not None, x.device),

@@ -7,12 +7,11 @@ from porter.bench.cases import Case
 from porter.bench.providers.table import EAGER, OURS, PORTER
 from porter.bench.results import BenchRun, Metric, Record
 
-TIMES: dict[Metric, str] = {
-    "forward_ms": "forward",
-    "forward_backward_ms": "forward + backward",
-    "host_ms": "host",
-}
+DEVICE_TIMES: dict[Metric, str] = {"forward_ms": "forward", "forward_backward_ms": "forward + backward"}
+TIMES: dict[Metric, str] = DEVICE_TIMES | {"host_ms": "host"}
 MEMORY_SLACK = 1.01  # a rounding of the allocator is no regression
+HOST_LIMIT_MS = 0.25  # of a small norm, forward and backward
+NORMS = ("rms_norm", "add_rms_norm", "layer_norm")
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,18 @@ def boards(run: BenchRun) -> list[Board]:
 
 
 def regressions(run: BenchRun) -> list[str]:
-    """Where porter is wrong, slower than eager by more than both spreads, or takes over 1 % more memory."""
+    """Where porter is wrong, takes the device longer than eager by more than both spreads or over 1 % more memory.
+
+    A small norm that holds the host beyond HOST_LIMIT_MS is one, too. Longer than eager's is not: torch runs one of its
+    own ops from C++, and porter any of its from Python; see longer_on_the_host.
+    """
     return [line for board in boards(run) for line in _worse(board)]
+
+
+def longer_on_the_host(run: BenchRun) -> list[str]:
+    """Small cases that hold the host longer than eager does, by more than both spreads."""
+    lines = (_slower(board, "host_ms", "host") for board in boards(run) if board.is_right(PORTER))
+    return [line for line in lines if line]
 
 
 def _worse(board: Board) -> Iterator[str]:
@@ -74,13 +83,21 @@ def _worse(board: Board) -> Iterator[str]:
     if verdict is not None and verdict.status in ("wrong", "failed"):
         yield f"{board.case.name}: porter {verdict.status}: {verdict.note}"
         return
-    for metric, words in TIMES.items():
-        ours, eager = (board.records.get((name, metric)) for name in (PORTER, EAGER))
-        if not (ours and eager and ours.value and eager.value and ours.low and eager.high):
-            continue
-        if ours.low > eager.high:
-            ratio = ours.value / eager.value
-            yield f"{board.case.name}: {words} {ours.value:.4g} ms, eager {eager.value:.4g} ms ({ratio:.2f}x)"
+    for metric, words in DEVICE_TIMES.items():
+        if line := _slower(board, metric, words):
+            yield line
+    host_ms = board.value(PORTER, "host_ms")
+    if board.case.op in NORMS and host_ms is not None and host_ms > HOST_LIMIT_MS:
+        yield f"{board.case.name}: host {host_ms:.4g} ms, expected at most {HOST_LIMIT_MS} ms"
     mine, theirs = (board.value(name, "peak_bytes") for name in (PORTER, EAGER))
     if mine is not None and theirs is not None and mine > MEMORY_SLACK * theirs:
         yield f"{board.case.name}: {mine / 1e6:,.1f} MB above the inputs, eager {theirs / 1e6:,.1f} MB"
+
+
+def _slower(board: Board, metric: Metric, words: str) -> str:
+    """What there is to say where porter takes longer than eager by more than both spreads, else nothing."""
+    ours, eager = (board.records.get((name, metric)) for name in (PORTER, EAGER))
+    if not (ours and eager and ours.value and eager.value and ours.low and eager.high and ours.low > eager.high):
+        return ""
+    ratio = ours.value / eager.value
+    return f"{board.case.name}: {words} {ours.value:.4g} ms, eager {eager.value:.4g} ms ({ratio:.2f}x)"

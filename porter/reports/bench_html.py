@@ -5,7 +5,7 @@ from string import Template
 
 import plotly.graph_objects as go  # type: ignore[import-untyped]
 
-from porter.bench.ranking import regressions
+from porter.bench.ranking import longer_on_the_host, regressions
 from porter.bench.results import BenchRun, Metric
 from porter.reports import bench_plots
 from porter.reports.bench_rows import (
@@ -69,7 +69,10 @@ def _banner(run: BenchRun, worse: list[str]) -> Html:
         summary = tag("summary", f"porter is worse than eager in {len(worse)} places")
         parts.append(tag("details", summary, tag("ul", *lines)))
     else:
-        parts.append(tag("p", "Nowhere is porter worse than eager, in time or in memory.", class_="coverage"))
+        parts.append(tag("p", "Nowhere is porter worse than eager, in device time or in memory.", class_="coverage"))
+    if longer := longer_on_the_host(run):
+        summary = tag("summary", f"porter holds the host longer than eager in {len(longer)} small cases")
+        parts.append(tag("details", summary, tag("ul", *(tag("li", line) for line in longer))))
     parts += [tag("p", note, class_="note") for note in run.notes]
     return join(parts)
 

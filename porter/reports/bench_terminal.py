@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from porter.bench.cases import SHORT
-from porter.bench.ranking import TIMES, Board, boards, regressions
+from porter.bench.ranking import DEVICE_TIMES, Board, boards, longer_on_the_host, regressions
 from porter.bench.results import BenchRun, Metric, Record
 from porter.reports.bench_rows import (
     Row,
@@ -104,7 +104,9 @@ def _print_regressions(run: BenchRun, console: Console) -> None:
     console.print()
     lines = regressions(run)
     if not lines:
-        what = f"{', '.join(TIMES.values())}, memory" if run.floors else "correctness alone"
+        what = f"{', '.join(DEVICE_TIMES.values())}, memory" if run.floors else "correctness alone"
         _line(console, ("no row in which porter is worse than eager", "green"), (f" ({what})", QUIET))
     for line in lines:
         _line(console, ("worse than eager  ", "red"), line)
+    for line in longer_on_the_host(run):
+        _line(console, ("longer on the host  ", "yellow"), line)

@@ -1,7 +1,7 @@
 """Who is best, and the rule that porter is nowhere worse than plain torch."""
 
 from porter.bench.cases import Case
-from porter.bench.ranking import boards, regressions
+from porter.bench.ranking import boards, longer_on_the_host, regressions
 from tests.bench.synthetic import synthetic_run, with_value
 
 CASES = [
@@ -36,7 +36,17 @@ def test_slower_than_eager_is_named_unless_the_spreads_overlap() -> None:
     assert regressions(with_value(RUN, NORM, "porter", "forward_ms", 1.01 * eager)) == []
     (line,) = regressions(with_value(RUN, NORM, "porter", "forward_ms", 2 * eager))
     assert line.startswith(f"{NORM}: forward ") and line.endswith("(2.00x)")
-    (line,) = regressions(with_value(RUN, SMALL, "porter", "host_ms", 5.0))
+
+
+def test_a_small_norm_has_a_limit_on_the_host() -> None:
+    assert regressions(with_value(RUN, SMALL, "porter", "host_ms", 0.25)) == []
+    run = with_value(RUN, SMALL, "porter", "host_ms", 0.26)
+    assert regressions(run) == [f"{SMALL}: host 0.26 ms, expected at most 0.25 ms"]
+
+
+def test_longer_on_the_host_than_eager_is_named_apart() -> None:
+    assert longer_on_the_host(RUN) == []
+    (line,) = longer_on_the_host(with_value(RUN, SMALL, "porter", "host_ms", 5.0))
     assert line.startswith(f"{SMALL}: host 5 ms, eager ")
 
 
