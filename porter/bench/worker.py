@@ -4,7 +4,7 @@ import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -48,6 +48,7 @@ class Worker:
     inputs: Inputs
     pristine: Mapping[str, Tensor]
     overwritten: tuple[str, ...] = ()
+    _upstreams: dict[float, list[Tensor]] = field(default_factory=dict)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The outputs, with a graph behind them as in training."""
@@ -57,8 +58,10 @@ class Worker:
     def both(self, d_loss: float = 1.0) -> list[Tensor]:
         """The outputs, then the gradients: fresh tensors, added to nothing."""
         outputs = self.forward()
-        given = self.inputs.d_outputs or [torch.full_like(outputs[0], d_loss)]
-        d_outputs = [d.to(y.dtype) for d, y in zip(given, outputs, strict=True)]
+        d_outputs = self._upstreams.get(d_loss)
+        if d_outputs is None:  # made once: the provider's times have no part in it
+            given = self.inputs.d_outputs or [torch.full_like(outputs[0], d_loss)]
+            d_outputs = self._upstreams[d_loss] = [d.to(y.dtype) for d, y in zip(given, outputs, strict=True)]
         return [*outputs, *torch.autograd.grad(outputs, self.inputs.leaves, d_outputs)]
 
     def check(self, truths: Sequence[Truth]) -> dict[str, Error]:
@@ -85,11 +88,14 @@ class Worker:
             return self.forward()
 
     def job(self, *, backward: bool) -> Job:
-        """What a clock runs; it raises ProviderFailed."""
+        """What a clock runs; it raises ProviderFailed. It adds next to nothing to what the provider takes the host."""
+        timed = self.both if backward else self.forward_alone
 
         def run() -> Any:
-            with blamed(self.name):
-                return self.both() if backward else self.forward_alone()
+            try:
+                return timed()
+            except Exception as error:
+                raise failure_of(self.name, error) from error
 
         return Job(run, self.restore)
 
@@ -115,10 +121,13 @@ def blamed(name: str, limit_s: float = 0.0, passing: tuple[type[Exception], ...]
         raise
     except TookTooLong as error:
         raise ProviderFailed(name, f"{NOT_READY} {limit_s:.0f} s") from error
-    except torch.OutOfMemoryError as error:
-        raise ProviderFailed(name, "out of memory") from error
     except Exception as error:  # a peer may raise anything, and the run goes on without it
-        raise ProviderFailed(name, describe(error)) from error
+        raise failure_of(name, error) from error
+
+
+def failure_of(name: str, error: Exception) -> ProviderFailed:
+    """What a provider raised, as its failure."""
+    return ProviderFailed(name, "out of memory" if isinstance(error, torch.OutOfMemoryError) else describe(error))
 
 
 def describe(error: BaseException) -> str:

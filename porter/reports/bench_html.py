@@ -66,7 +66,7 @@ def _banner(run: BenchRun, worse: list[str]) -> Html:
     parts = [tag("p", when, class_="eyebrow"), tag("h1", _sentence(run))]
     if worse:
         lines = (tag("li", line) for line in worse)
-        summary = tag("summary", f"porter is worse than eager in {len(worse)} places")
+        summary = tag("summary", f"regressions: {len(worse)}")
         parts.append(tag("details", summary, tag("ul", *lines)))
     else:
         parts.append(tag("p", "Nowhere is porter worse than eager, in device time or in memory.", class_="coverage"))

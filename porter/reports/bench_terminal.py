@@ -107,6 +107,6 @@ def _print_regressions(run: BenchRun, console: Console) -> None:
         what = f"{', '.join(DEVICE_TIMES.values())}, memory" if run.floors else "correctness alone"
         _line(console, ("no row in which porter is worse than eager", "green"), (f" ({what})", QUIET))
     for line in lines:
-        _line(console, ("worse than eager  ", "red"), line)
+        _line(console, ("regression  ", "red"), line)
     for line in longer_on_the_host(run):
         _line(console, ("longer on the host  ", "yellow"), line)

@@ -70,8 +70,11 @@ def test_shapes_alone_tell_providers_apart() -> None:
 def test_the_banner_counts_and_names_what_is_worse() -> None:
     assert "porter is ahead at" in PAGES["kernels"] and "Nowhere is porter worse than eager" in PAGES["kernels"]
     page = bench_to_html(with_value(RUN, RUN.cases[0].name, "porter", "forward_ms", 99.0))
-    assert "porter is worse than eager in 1 places" in page and 'class="verdict warn"' in page
-    assert "forward 99 ms, eager" in page
+    assert "regressions: 1" in page and 'class="verdict warn"' in page
+    assert "forward 99 ms, eager" in page and "holds the host longer" not in page
+    small = next(case.name for case in RUN.cases if case.small and case.op == "rms_norm")
+    page = bench_to_html(with_value(RUN, small, "porter", "host_ms", 5.0))
+    assert "porter holds the host longer than eager in 1 small cases" in page and "host 5 ms, eager" in page
 
 
 def test_text_of_a_peer_cannot_break_the_page() -> None:

@@ -39,7 +39,14 @@ def test_who_is_not_ranked_is_named_with_the_reason() -> None:
 def test_the_last_lines_name_every_row_that_is_worse_than_eager() -> None:
     assert printed().splitlines()[-1].startswith("no row in which porter is worse than eager")
     worse = with_value(RUN, "rope 4x4096x32x8x128 bf16", "porter", "forward_ms", 99.0)
-    assert printed(worse).splitlines()[-1].startswith("worse than eager  rope 4x4096x32x8x128 bf16: forward 99 ms")
+    assert printed(worse).splitlines()[-1].startswith("regression  rope 4x4096x32x8x128 bf16: forward 99 ms")
+
+
+def test_small_cases_that_hold_the_host_longer_are_named_last() -> None:
+    small = next(case.name for case in RUN.cases if case.small and case.op == "rms_norm")
+    *_, worse, longer = printed(with_value(RUN, small, "porter", "host_ms", 5.0)).splitlines()
+    assert worse == f"regression  {small}: host 5 ms, expected at most 0.25 ms"
+    assert longer.startswith(f"longer on the host  {small}: host 5 ms, eager ")
 
 
 def test_without_a_gpu_errors_alone() -> None:
@@ -55,7 +62,7 @@ def test_a_porter_that_failed_has_no_time() -> None:
     kept = [record for record in RUN.records if (record.case, record.provider) != (failed.case, "porter")]
     text = printed(replace(RUN, records=(*kept, failed)))
     assert next(line for line in text.splitlines() if line.startswith("4x4096x32x8x128 bf16")).split()[2] == "failed"
-    assert "worse than eager  rope 4x4096x32x8x128 bf16: porter failed: RuntimeError: x" in text
+    assert "regression  rope 4x4096x32x8x128 bf16: porter failed: RuntimeError: x" in text
 
 
 def test_memory_curves() -> None:
