@@ -1,5 +1,6 @@
 """A plan is compiled once for tensors that its kernel does not tell apart, and launched again as Triton launches it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,19 @@ def test_a_first_launch_is_refused_where_none_can_be(kernel: FakeKernel, monkeyp
     monkeypatch.setattr(launches, "INTERPRETING", False)
     with pytest.raises(ValueError, match=r"^op: x is on"):
         launch(Plan("op", kernel, (1,), BLOCK=8, n=5), x_ptr=torch.zeros(64), b_ptr=None)
+
+
+def test_what_is_launched_again_costs_the_host_few_calls(kernel: FakeKernel) -> None:
+    plan, x = Plan("op", kernel, (1,), BLOCK=8, n=5), torch.zeros(64)
+    launch(plan, x_ptr=x, b_ptr=None)
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        launch(plan, x_ptr=x, b_ptr=None)
+    finally:
+        sys.setprofile(None)
+    assert called[:2] == ["launch", "<lambda>"] and called[2] == "launch_again"  # the lambda is the test's own device
+    assert len(called) <= 6, called
 
 
 @pytest.mark.parametrize("hook", ["launch_enter_hook", "launch_exit_hook"])

@@ -44,8 +44,7 @@ def test_the_last_lines_name_every_row_that_is_worse_than_eager() -> None:
 
 def test_small_cases_that_hold_the_host_longer_are_named_last() -> None:
     small = next(case.name for case in RUN.cases if case.small and case.op == "rms_norm")
-    *_, worse, longer = printed(with_value(RUN, small, "porter", "host_ms", 5.0)).splitlines()
-    assert worse == f"regression  {small}: host 5 ms, expected at most 0.25 ms"
+    *_, longer = printed(with_value(RUN, small, "porter", "host_ms", 5.0)).splitlines()
     assert longer.startswith(f"longer on the host  {small}: host 5 ms, eager ")
 
 
