@@ -69,6 +69,12 @@ def test_second_derivative_is_refused(op: str, leaves: tuple[Tensor, Tensor]) ->
 
 
 @pytest.mark.parametrize("op", OPS)
+def test_transforms_of_torch_func_are_refused(op: str, leaves: tuple[Tensor, Tensor]) -> None:
+    with pytest.raises(RuntimeError, match=r"within a transform of torch.func.*_reference there"):
+        torch.func.grad(lambda x, y: OPS[op](x, y).sum())(*leaves)
+
+
+@pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("frozen", [(True, False), (False, True), (True, True)], ids=str)
 def test_what_is_frozen_gets_no_gradient(op: str, frozen: tuple[bool, bool], leaves: tuple[Tensor, Tensor]) -> None:
     out = OPS[op](*leaves)

@@ -95,7 +95,7 @@ class EagerFunction(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-_run_differentiably = lean_apply(EagerFunction)
+_run_differentiably = lean_apply("linear_cross_entropy", EagerFunction)
 
 
 # --- traced ----------------------------------------------------------------------------------
