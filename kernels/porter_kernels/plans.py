@@ -98,6 +98,12 @@ def planned(make: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], remembering)
 
 
+def forget_plans() -> None:
+    """Has every plan made anew: after a change of what they rest on, as when tiles are tuned."""
+    for make in PLANNED:
+        make.cache_clear()
+
+
 def launch(plan: Plan, **tensors: Tensor | None) -> None:
     """Launches a plan on the device of its tensors, at a fraction of what Triton takes the host.
 

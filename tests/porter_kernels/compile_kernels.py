@@ -60,8 +60,8 @@ LOSSES = [
     LOSS_OPTIONS | {"BLOCK_N": 32, "BLOCK_V": 64, "BLOCK_C": 1},
 ]  # fmt: skip
 VARIANTS: dict[str, list[dict[str, object]]] = {
-    "rms_norm._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
-    "rms_norm._backward_kernel": [
+    "rms_norm.kernels._forward_kernel": [NORM, NORM | WIDE, NORM | {"HAS_RESIDUAL": True}, NORM | NARROW, PLAIN],
+    "rms_norm.kernels._backward_kernel": [
         NORM_BACKWARD,
         NORM_BACKWARD | WIDE | {"STAGES": 1, "RELOAD": 1},
         NORM_BACKWARD | {"HAS_DSUM": True},

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from porter_kernels import launch, plans
+from porter_kernels import launch
+from porter_kernels.plans import forget_plans
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -27,8 +28,7 @@ def nan_in_fresh_memory() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nothing_is_planned() -> None:
     """A plan made before a test changed the size of tiles would be launched as it was."""
-    for each in plans.PLANNED:
-        each.cache_clear()
+    forget_plans()
 
 
 @pytest.fixture(autouse=True)

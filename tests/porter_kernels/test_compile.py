@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COUNT_ROWS = ("rms_norm._backward_kernel", "layer_norm.kernels._backward_kernel")
+COUNT_ROWS = ("rms_norm.kernels._backward_kernel", "layer_norm.kernels._backward_kernel")
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter_kernels import rms_norm
 from porter_kernels.accuracy import excess
 from porter_kernels.layer_norm import layer_norm, layer_norm_reference
 from porter_kernels.layer_norm import op as layer_norm_op
+from porter_kernels.rms_norm import add_rms_norm, add_rms_norm_reference, rms_norm, rms_norm_reference
+from porter_kernels.rms_norm import op as rms_norm_op
 from tests.porter_kernels.gradients import run, run_in_float64
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -17,16 +18,16 @@ EPS = 1e-2
 Op = Callable[..., Tensor]
 OPS: dict[str, tuple[Op, Op]] = {
     "rms_norm": (
-        lambda x, w, b: rms_norm.rms_norm(x, w, EPS, offset=1) + 0 * b,
-        lambda x, w, b: rms_norm.rms_norm_reference(x, w, EPS, offset=1, math="scale_then_cast") + 0 * b,
+        lambda x, w, b: rms_norm(x, w, EPS, offset=1) + 0 * b,
+        lambda x, w, b: rms_norm_reference(x, w, EPS, offset=1, math="scale_then_cast") + 0 * b,
     ),
     "rms_norm without weight": (
-        lambda x, w, b: rms_norm.rms_norm(x, None, EPS) + 0 * (w + b),
-        lambda x, w, b: rms_norm.rms_norm_reference(x, None, EPS, math="scale_then_cast") + 0 * (w + b),
+        lambda x, w, b: rms_norm(x, None, EPS) + 0 * (w + b),
+        lambda x, w, b: rms_norm_reference(x, None, EPS, math="scale_then_cast") + 0 * (w + b),
     ),
     "add_rms_norm": (
-        lambda x, w, b: sum(rms_norm.add_rms_norm(x, x.flip(0), w, EPS)) + 0 * b,
-        lambda x, w, b: sum(rms_norm.add_rms_norm_reference(x, x.flip(0), w, EPS, math="scale_then_cast")) + 0 * b,
+        lambda x, w, b: sum(add_rms_norm(x, x.flip(0), w, EPS)) + 0 * b,
+        lambda x, w, b: sum(add_rms_norm_reference(x, x.flip(0), w, EPS, math="scale_then_cast")) + 0 * b,
     ),
     "layer_norm": (
         lambda x, w, b: layer_norm(x, w, b, EPS, offset=1),
@@ -46,7 +47,7 @@ OPS: dict[str, tuple[Op, Op]] = {
 def test_matches_reference(
     op: str, launch: dict[str, int], generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (rms_norm, layer_norm_op):
+    for module in (rms_norm_op, layer_norm_op):
         tuned = module.tuned
         monkeypatch.setattr(module, "tuned", lambda *rule, tuned=tuned: tuned(*rule)._replace(**launch))
     N, D = 11, 70
@@ -63,7 +64,7 @@ def test_one_row_a_program_sums_as_many_do(generator: torch.Generator, monkeypat
     """With one row a tile there is nothing to sum over rows, and the tile is added as it is."""
     inputs = [torch.randn(s, generator=generator).to(DEVICE) for s in ((11, 70), (70,), (70,))]
     dy = torch.randn(11, 70, generator=generator).to(DEVICE)
-    for op, module in (("rms_norm", rms_norm), ("layer_norm", layer_norm_op)):
+    for op, module in (("rms_norm", rms_norm_op), ("layer_norm", layer_norm_op)):
         tuned = module.tuned
         results = []
         for rows in (1, 4):

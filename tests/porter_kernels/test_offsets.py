@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter_kernels import rms_norm, softcap
+from porter_kernels import softcap
 from porter_kernels.column_sums import _sum_kernel
 from porter_kernels.layer_norm import kernels as layer_norm
+from porter_kernels.rms_norm import kernels as rms_norm
 
 if torch.cuda.is_available():
     pytest.skip("programs are renumbered in the interpreter", allow_module_level=True)

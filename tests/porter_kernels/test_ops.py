@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter_kernels import rms_norm, rope, softcap
+from porter_kernels import rope, softcap
 from porter_kernels.cross_entropy import op as cross_entropy_op
 from porter_kernels.glu import op as glu_op
 from porter_kernels.layer_norm import op as layer_norm
+from porter_kernels.rms_norm import op as rms_norm
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from porter_kernels import rms_norm as module
 from porter_kernels.accuracy import excess
+from porter_kernels.rms_norm import op as module
 from porter_kernels.rms_norm import rms_norm, rms_norm_reference
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
 

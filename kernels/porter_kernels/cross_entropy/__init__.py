@@ -1,9 +1,9 @@
 """Cross entropy of logits and target classes: one read and one write of the logits' size, forward and backward."""
 
 from porter_kernels.cross_entropy.op import cross_entropy
+from porter_kernels.cross_entropy.planning import LossOptions
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, cross_entropy_reference
 from porter_kernels.cross_entropy.rows import (
-    LossOptions,
     RowStats,
     combine_partials,
     logits_gradient_,

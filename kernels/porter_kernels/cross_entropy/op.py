@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from porter_kernels.cross_entropy.arguments import check_options, check_overwritable, check_tensors
+from porter_kernels.cross_entropy.planning import LossOptions
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
 from porter_kernels.cross_entropy.rows import (
-    LossOptions,
     can_count,
     logits_gradient_,
     new_results,

@@ -5,60 +5,15 @@ whose target is ignore_index are not read: their loss, statistics and gradients 
 a loss and gradients of NaN. Sums are taken in one order whichever way they are reached, so bits agree between paths.
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from porter_kernels.cross_entropy import kernels
+from porter_kernels.cross_entropy import planning
 from porter_kernels.cross_entropy.items import NUM_PARTIALS, NUM_RESULTS
-from porter_kernels.launch import (
-    INTERPRETING,
-    ceil_div,
-    next_power_of_2,
-    num_programs,
-    rows_per_program,
-)
-from porter_kernels.plans import Plan, launch, planned
-
-TUNABLES = {
-    # Columns of a chunk, at most: with few a row's second read finds them in a nearer cache, with many there is less to
-    # combine. A cap computes so much that more threads are worth more than either.
-    "block_v": 2**16 if INTERPRETING else 8192,
-    "block_v_wide": 2**16 if INTERPRETING else 16384,  # from 2**16 columns on
-    "block_v_capped": 2**16 if INTERPRETING else 2048,
-    "elements_per_thread": 64,
-    "elements_per_thread_capped": 16,
-    "stages": 1,  # chunks in flight where a program does all of a row
-    "rows_per_multiprocessor": 0 if INTERPRETING else 2,  # fewer rows are better split over programs
-    "few_chunks": 0 if INTERPRETING else 4,  # unless they have so few chunks that three launches take longer
-    "counted_rows": 1024,  # so few that each program counts those that count, rather than a launch before
-    "programs_per_multiprocessor": 8,  # of a kernel that may have nothing to do
-}
-
-
-class LossOptions(NamedTuple):
-    """What a row's loss is; reference.py has the equations."""
-
-    ignore_index: int = -100
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    softcap: float | None = None
-    logit_scale: float = 1.0
-
-    def for_partials(self) -> dict[str, Any]:
-        return {
-            "IGNORE": self.ignore_index,
-            "SMOOTHING": self.label_smoothing,
-            "CAP": self.softcap or 0.0,
-            "SCALE": self.logit_scale,
-        }
-
-    def for_loss(self) -> dict[str, Any]:
-        return {"IGNORE": self.ignore_index, "SMOOTHING": self.label_smoothing, "Z_LOSS": self.z_loss}
-
-    def for_gradient(self) -> dict[str, Any]:
-        return self.for_partials() | self.for_loss()
+from porter_kernels.cross_entropy.planning import TUNABLES, LossOptions, cut
+from porter_kernels.plans import launch
 
 
 class RowStats(NamedTuple):
@@ -91,24 +46,6 @@ class Results(NamedTuple):
     def stats(self) -> RowStats:
         loss_N, _, _, lse_N, log_prob_N, entropy_N = self.rows_RN.unbind()
         return RowStats(loss_N, lse_N, log_prob_N, entropy_N, self.correct_N)
-
-
-class Tiling(NamedTuple):
-    """How [N, V] is cut: T tiles of BLOCK_N rows, C chunks of BLOCK_V columns. C follows from V and the cap."""
-
-    BLOCK_N: int
-    BLOCK_V: int
-    T: int
-    C: int
-    num_warps: int
-
-
-def cut(N: int, V: int, capped: bool = False) -> Tiling:
-    most = TUNABLES["block_v_capped" if capped else "block_v_wide" if V >= 2**16 else "block_v"]
-    BLOCK_V = min(next_power_of_2(V), most)
-    BLOCK_N = rows_per_program(N, BLOCK_V)
-    warps = BLOCK_N * BLOCK_V // (32 * TUNABLES["elements_per_thread_capped" if capped else "elements_per_thread"])
-    return Tiling(BLOCK_N, BLOCK_V, ceil_div(N, BLOCK_N), ceil_div(V, BLOCK_V), min(max(warps, 1), 16))
 
 
 def can_count(target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None) -> bool:
@@ -145,27 +82,13 @@ def row_partials(
     C = cut(N, V, options.softcap is not None).C
     partials_NCS = logits_NV.new_empty(N, C, NUM_PARTIALS, dtype=torch.float32)
     if N:
-        plan = _plan_partials(
+        plan = planning.plan_partials(
             N, V, logits_NV.stride(0), vocab_start,
             vocab_start if weight_V is not None and weight_V.shape[0] > V else 0, options,
             has_weight=weight_V is not None, entropy=entropy, argmax=argmax,
         )  # fmt: skip
         launch(plan, logits_ptr=logits_NV, target_ptr=target_N, weight_ptr=weight_V, partials_ptr=partials_NCS)
     return partials_NCS
-
-
-@planned
-def _plan_partials(
-    N: int, V: int, stride: int, vocab_start: int, weight_start: int, options: LossOptions, *, has_weight: bool,
-    entropy: bool, argmax: bool,
-) -> Plan:  # fmt: skip
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
-    return Plan(
-        "cross_entropy", kernels._partials_kernel, (T * C,),
-        N=N, V=V, C=C, stride=stride, vocab_start=vocab_start, weight_start=weight_start, **options.for_partials(),
-        HAS_WEIGHT=has_weight, ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
-        contract=False,
-    )  # fmt: skip
 
 
 def combine_partials(
@@ -193,22 +116,11 @@ def run_combine(
     results = new_results(partials_NCS)
     if N:
         launch(
-            _plan_combine(N, C, vocab_size, options, weight_V is not None),
+            planning.plan_combine(N, C, vocab_size, options, weight_V is not None),
             partials_ptr=partials_NCS, target_ptr=target_N, weight_ptr=weight_V, weight_sum_ptr=weight_sum,
             results_ptr=results.rows_RN, correct_ptr=results.correct_N,
         )  # fmt: skip
     return results
-
-
-@planned
-def _plan_combine(N: int, C: int, vocab_size: int, options: LossOptions, has_weight: bool) -> Plan:
-    # Cut as in the launch that does all, for the same order of sums.
-    BLOCK_N, _, T, _, num_warps = cut(N, vocab_size, options.softcap is not None)
-    return Plan(
-        "cross_entropy", kernels._results_kernel, (T,),
-        N=N, C=C, vocab_size=vocab_size, **options.for_loss(), HAS_WEIGHT=has_weight, BLOCK_N=BLOCK_N,
-        BLOCK_C=next_power_of_2(C), num_warps=num_warps, contract=False,
-    )  # fmt: skip
 
 
 def logits_gradient_(
@@ -243,7 +155,7 @@ def logits_gradient_(
             f"class: the gradient in a slice needs those of targets elsewhere. Pass the whole vocabulary's weights."
         )
     if N:
-        plan = _plan_gradient(
+        plan = planning.plan_gradient(
             N, V, logits_NV.stride(0), out.stride(0),
             upstream.stride(0) if upstream is not None and upstream.ndim else 0, vocab_start, vocab_size, options,
             logits_NV.device, has_weight=weight_V is not None, has_factor=factor_N is not None,
@@ -255,24 +167,6 @@ def logits_gradient_(
             peak_ptr=lse_N, log_total_ptr=log_total_N, factor_ptr=factor_N, denominator_ptr=denominator,
             upstream_ptr=upstream, out_ptr=out,
         )  # fmt: skip
-
-
-@planned
-def _plan_gradient(
-    N: int, V: int, stride: int, out_stride: int, upstream_stride: int, vocab_start: int, vocab_size: int,
-    options: LossOptions, device: torch.device, *, has_weight: bool, has_factor: bool, has_denominator: bool,
-    has_upstream: bool, has_log_total: bool, keep_at_one: bool, counted: bool,
-) -> Plan:  # fmt: skip
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
-    P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"]) if keep_at_one else T * C
-    return Plan(
-        "cross_entropy", kernels._gradient_kernel, (P,),
-        N=N, V=V, C=C, T=T, stride=stride, out_stride=out_stride, upstream_stride=upstream_stride,
-        vocab_start=vocab_start, vocab_size=vocab_size, **options.for_gradient(), HAS_WEIGHT=has_weight,
-        HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, HAS_UPSTREAM=has_upstream,
-        HAS_LOG_TOTAL=has_log_total, KEEP_AT_ONE=keep_at_one, COUNTED=TUNABLES["counted_rows"] if counted else 0,
-        BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps, contract=False,
-    )  # fmt: skip
 
 
 def loss_and_gradient_(
@@ -295,7 +189,7 @@ def run_loss_and_gradient_(
     options: LossOptions, out: Tensor, denominator: Tensor | None, entropy: bool, argmax: bool, counted: bool,
 ) -> Results:  # fmt: skip
     N, V = logits_NV.shape
-    plan = _plan_loss_and_gradient(
+    plan = planning.plan_loss_and_gradient(
         N, V, logits_NV.stride(0), out.stride(0), options, logits_NV.device, has_weight=weight_V is not None,
         has_factor=factor_N is not None, has_denominator=denominator is not None, counted=counted, entropy=entropy,
         argmax=argmax,
@@ -323,37 +217,9 @@ def run_loss_and_gradient_(
     return Results(rows_RN, correct_N, mean)
 
 
-@planned
-def _plan_loss_and_gradient(
-    N: int, V: int, stride: int, out_stride: int, options: LossOptions, device: torch.device, *, has_weight: bool,
-    has_factor: bool, has_denominator: bool, counted: bool, entropy: bool, argmax: bool,
-) -> Plan | None:  # fmt: skip
-    """None where there are so few rows that each had better be split over programs."""
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V, options.softcap is not None)
-    if TUNABLES["rows_per_multiprocessor"] * num_programs(device) > T and TUNABLES["few_chunks"] < C:
-        return None
-    return Plan(
-        "cross_entropy", kernels._loss_and_gradient_kernel, (T,),
-        N=N, V=V, C=C, stride=stride, out_stride=out_stride, **options.for_gradient(), HAS_WEIGHT=has_weight,
-        HAS_FACTOR=has_factor, HAS_DENOMINATOR=has_denominator, COUNTED=TUNABLES["counted_rows"] if counted else 0,
-        ENTROPY=entropy, ARGMAX=argmax, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, BLOCK_C=next_power_of_2(C),
-        STAGES=TUNABLES["stages"], num_warps=num_warps, contract=False,
-    )  # fmt: skip
-
-
 def scale_(gradient_NV: Tensor, upstream: Tensor) -> None:
     """Multiplies by upstream, a scalar; touches nothing where it is 1."""
     N, V = gradient_NV.shape
     if N:
-        plan = _plan_scale(N, V, gradient_NV.stride(0), gradient_NV.device)
+        plan = planning.plan_scale(N, V, gradient_NV.stride(0), gradient_NV.device)
         launch(plan, out_ptr=gradient_NV, upstream_ptr=upstream)
-
-
-@planned
-def _plan_scale(N: int, V: int, stride: int, device: torch.device) -> Plan:
-    BLOCK_N, BLOCK_V, T, C, num_warps = cut(N, V)
-    P = min(T * C, num_programs(device) * TUNABLES["programs_per_multiprocessor"])
-    return Plan(
-        "cross_entropy", kernels._scale_kernel, (P,),
-        N=N, V=V, C=C, T=T, stride=stride, BLOCK_N=BLOCK_N, BLOCK_V=BLOCK_V, num_warps=num_warps,
-    )  # fmt: skip

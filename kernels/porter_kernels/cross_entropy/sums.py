@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from porter_kernels.cross_entropy import kernels
-from porter_kernels.cross_entropy.rows import TUNABLES, LossOptions
+from porter_kernels.cross_entropy.planning import TUNABLES, LossOptions
 from porter_kernels.launch import INTERPRETING
 from porter_kernels.plans import Plan, launch, planned
 

@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from porter_kernels.cross_entropy.planning import cut
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
-from porter_kernels.cross_entropy.rows import cut, logits_gradient_, row_partials, run_combine
+from porter_kernels.cross_entropy.rows import logits_gradient_, row_partials, run_combine
 from porter_kernels.linear_cross_entropy.autograd import run_eagerly
 from porter_kernels.linear_cross_entropy.checks import check_module
 from porter_kernels.linear_cross_entropy.chunks import Accumulate

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from porter_kernels.cross_entropy.planning import LossOptions
 from porter_kernels.cross_entropy.reference import CrossEntropyStats, Reduction
-from porter_kernels.cross_entropy.rows import LossOptions
 from porter_kernels.cross_entropy.sums import mean_denominator, mean_loss, total_loss
 from porter_kernels.launch import as_rows
 from porter_kernels.linear_cross_entropy.checks import check_arguments, check_module

@@ -23,5 +23,6 @@ def cut_small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("block_v", "block_v_wide", "block_v_capped"):
         monkeypatch.setitem(rows.TUNABLES, name, 8 if name == "block_v_capped" else 16)
     monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", 0)
+    monkeypatch.setitem(rows.TUNABLES, "few_chunks", 0)
     monkeypatch.setitem(rows.TUNABLES, "programs_per_multiprocessor", 1)
     monkeypatch.setattr(sums, "BLOCK", 8)

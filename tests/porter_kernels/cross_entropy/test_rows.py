@@ -18,6 +18,7 @@ from porter_kernels.cross_entropy import (
     rows,
     scale_,
 )
+from porter_kernels.plans import forget_plans
 from tests.porter_kernels.cross_entropy.cases import DEVICE, draw
 
 PLAIN = LossOptions()
@@ -143,6 +144,7 @@ def test_rows_too_few_to_fill_a_gpu_are_split_over_programs_without_a_trace(
     denominator, results = torch.tensor(0.3, device=DEVICE), []
     for rows_per_multiprocessor in (0, 10**6):
         monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", rows_per_multiprocessor)
+        forget_plans()
         out = torch.empty_like(logits)
         stats = loss_and_gradient_(
             logits, target, factor, weight, weight_sum, options, out, denominator=denominator, entropy=True, argmax=True

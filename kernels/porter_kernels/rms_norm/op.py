@@ -1,14 +1,4 @@
-"""RMSNorm over the last axis.
-
-    y = (offset + w) * x / sqrt(mean(x**2) + eps)      Zhang & Sennrich 2019, arXiv:1910.07467, eq. 4 (eps is Llama's)
-
-and the same of a sum: a layer adds its output to the residual stream, and the next norm reads the sum.
-
-Axes    N rows (the leading axes of x, flattened), D features, P programs.
-Dtypes  x and w in {float32, bfloat16, float16}, alike. The kernels compute in float32 and round once, at the
-        store; `math` says where the model's own code rounds, which only the reference imitates.
-"""
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+"""RMSNorm as autograd and torch.compile see it, and as it is called."""
 
 from typing import Any, Literal
 
@@ -26,144 +16,10 @@ from porter_kernels.launch import (
     num_rows,
     packed_like,
     packed_rows,
-    tl,
-    triton,
     tuned,
 )
 from porter_kernels.plans import Plan, launch, planned
-
-# --- reference -------------------------------------------------------------------------------
-
-
-def rms_norm_reference(
-    x: Tensor,
-    w: Tensor | None,
-    eps: float,
-    *,
-    offset: Literal[0, 1] = 0,
-    math: Literal["cast_then_scale", "scale_then_cast"],
-) -> Tensor:
-    """The equation above as the models write it; differentiable; float64 stays float64.
-
-    Args:
-        x: [..., D], floating.
-        w: [D], or None for no weight (nanochat).
-        eps: added to the mean square, in its units (x squared).
-        offset: added to w (Gemma: 1).
-        math: "cast_then_scale" rounds x_hat before the product with w (Llama, Qwen, Mistral), "scale_then_cast"
-            the product, taken in float32 (Gemma, OLMo 2).
-
-    Returns:
-        [..., D], dtype of x (under cast_then_scale, what torch promotes x and w to).
-    """
-    x_wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    x_hat = x_wide * torch.rsqrt(x_wide.pow(2).mean(-1, keepdim=True) + eps)
-    if w is None:
-        return x_hat.to(x.dtype)
-    if math == "cast_then_scale":
-        return (offset + w if offset else w) * x_hat.to(x.dtype)
-    w_wide = w.to(x_wide.dtype)
-    return (x_hat * (offset + w_wide if offset else w_wide)).to(x.dtype)
-
-
-# --- kernels ---------------------------------------------------------------------------------
-
-
-@triton.jit
-def _forward_kernel(
-    x_ptr, residual_ptr, w_ptr, y_ptr, sum_ptr, rstd_ptr, N, D,
-    eps: tl.constexpr, OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]  # [N, 1]
-    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
-    mask = (rows < N) & (cols < D)
-    x = tl.load(x_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-    if HAS_RESIDUAL:
-        total = x + tl.load(residual_ptr + rows * D + cols, mask=mask, other=0.0).to(tl.float32)
-        rounded = total.to(sum_ptr.dtype.element_ty)  # the norm reads the stream as it is stored
-        tl.store(sum_ptr + rows * D + cols, rounded, mask=mask)
-        x = rounded.to(tl.float32)
-    rstd = 1.0 / tl.sqrt(tl.sum(x * x, axis=1, keep_dims=True) / D + eps)  # [N, 1]
-    y = x * rstd
-    if HAS_W:
-        y *= OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)  # [1, D]
-    tl.store(rstd_ptr + rows, rstd, mask=rows < N)
-    tl.store(y_ptr + rows * D + cols, y, mask=mask)
-
-
-@triton.jit
-def _differentiate_rows(
-    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
-    OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_DSUM: tl.constexpr, NEED_DW: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
-):  # fmt: skip
-    # Program p takes tiles p, p + P, ... and keeps one float32 row of dw: no atomics, same bits each run.
-    # RELOAD reads the tile again after the reduction, from the first-level cache: kept, a wide one fills the registers.
-    cols = tl.arange(0, BLOCK_D)[None, :]  # [1, D]
-    dw = tl.zeros((1, BLOCK_D), dtype=tl.float32)  # [1, D]
-    start = tl.program_id(0).to(tl.int64) * BLOCK_N
-    for first in tl.range(start, N, P * BLOCK_N, num_stages=STAGES):
-        rows = first + tl.arange(0, BLOCK_N)[:, None].to(tl.int64)  # [N, 1]; interpreted, `first` is a Python int
-        mask = (rows < N) & (cols < D)
-        at = rows * D + cols
-        x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_last").to(tl.float32)  # [N, D]
-        rstd = tl.load(rstd_ptr + rows, mask=rows < N, other=0.0)  # [N, 1]
-        if HAS_DSUM:  # asked for before the reduction that the others wait for
-            dsum = tl.load(dsum_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-        dx_hat = dy
-        if HAS_W:
-            dx_hat = dy * (OFFSET + tl.load(w_ptr + cols, mask=cols < D, other=0.0).to(tl.float32))
-        mean_product = tl.sum(dx_hat * (x * rstd), axis=1, keep_dims=True) / D  # [N, 1]
-        if RELOAD:
-            x = tl.load(x_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            dy = tl.load(dy_ptr + at, mask=mask, other=0.0, eviction_policy="evict_first").to(tl.float32)
-            dx_hat = dy
-            if HAS_W:
-                w = tl.load(w_ptr + cols, mask=cols < D, other=0.0, eviction_policy="evict_last")
-                dx_hat = dy * (OFFSET + w.to(tl.float32))
-        x_hat = x * rstd
-        dx = (dx_hat - x_hat * mean_product) * rstd
-        if HAS_DSUM:
-            dx += dsum
-        tl.store(dx_ptr + at, dx, mask=mask)
-        if NEED_DW:
-            dw += dy * x_hat if BLOCK_N == 1 else tl.sum(dy * x_hat, axis=0, keep_dims=True)
-    if NEED_DW:
-        tl.store(dw_ptr + tl.program_id(0).to(tl.int64) * D + cols, dw, mask=cols < D)
-
-
-@triton.jit
-def _sum_columns(dy_ptr, x_ptr, rstd_ptr, dw_ptr, block, N, D, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    # dw of a block of columns, over all rows.
-    cols = block.to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)[None, :]  # [1, D]
-    dw = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)  # [N, D]
-    for first in range(0, N, ROWS):
-        rows = first + tl.arange(0, ROWS)[:, None].to(tl.int64)  # [N, 1]
-        at, mask = rows * D + cols, (rows < N) & (cols < D)
-        x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-        dy = tl.load(dy_ptr + at, mask=mask, other=0.0).to(tl.float32)  # [N, D]
-        dw += dy * (x * tl.load(rstd_ptr + rows, mask=rows < N, other=0.0))
-    tl.store(dw_ptr + cols, tl.sum(dw, axis=0, keep_dims=True), mask=cols < D)
-
-
-@triton.jit
-def _backward_kernel(
-    dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
-    OFFSET: tl.constexpr, HAS_W: tl.constexpr, HAS_DSUM: tl.constexpr, NEED_DW: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, STAGES: tl.constexpr, RELOAD: tl.constexpr,
-):  # fmt: skip
-    # The first P programs take rows. If COLUMNS, others sum columns of dw beside them, from a cache: one launch less.
-    if COLUMNS == 0 or tl.program_id(0) < P:
-        _differentiate_rows(
-            dy_ptr, dsum_ptr, x_ptr, w_ptr, rstd_ptr, dx_ptr, dw_ptr, N, D, P,
-            OFFSET, HAS_W, HAS_DSUM, NEED_DW, BLOCK_N, BLOCK_D, STAGES, RELOAD,
-        )  # fmt: skip
-    else:
-        _sum_columns(dy_ptr, x_ptr, rstd_ptr, dw_ptr, tl.program_id(0) - P, N, D, ROWS, COLUMNS)
-
+from porter_kernels.rms_norm import kernels
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
@@ -191,7 +47,7 @@ def _plan_forward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("rms_norm.forward", N, BLOCK_D, device)
     return Plan(
-        "rms_norm", _forward_kernel, (ceil_div(N, config.rows),),
+        "rms_norm", kernels._forward_kernel, (ceil_div(N, config.rows),),
         N=N, D=D, eps=eps, OFFSET=offset, HAS_W=has_w, HAS_RESIDUAL=has_residual, BLOCK_N=config.rows,
         BLOCK_D=BLOCK_D, num_warps=config.warps,
     )  # fmt: skip
@@ -234,7 +90,7 @@ def _plan_backward(
     if need_dw and N < FEW_ROWS:
         COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
     return Plan(
-        "rms_norm", _backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
+        "rms_norm", kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
         N=N, D=D, P=P, OFFSET=offset, HAS_W=has_w, HAS_DSUM=has_dsum, NEED_DW=need_dw and not COLUMNS,
         ROWS=MOST_ROWS, COLUMNS=COLUMNS, BLOCK_N=config.rows, BLOCK_D=BLOCK_D, STAGES=config.stages,
         RELOAD=config.reload, num_warps=config.warps,
@@ -320,20 +176,6 @@ def add_rms_norm(
     _check_weight("add_rms_norm", x, w)
     y, total, _ = _forward(x, residual, w, eps, offset)
     return y, total
-
-
-def add_rms_norm_reference(
-    x: Tensor,
-    residual: Tensor,
-    w: Tensor | None,
-    eps: float,
-    *,
-    offset: Literal[0, 1] = 0,
-    math: Literal["cast_then_scale", "scale_then_cast"],
-) -> tuple[Tensor, Tensor]:
-    """residual + x in their dtype, and rms_norm_reference of it, as every pre-norm layer of transformers has it."""
-    total = residual + x
-    return rms_norm_reference(total, w, eps, offset=offset, math=math), total
 
 
 class RMSNorm(nn.Module):
