@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from porter_kernels import launch
+from porter_kernels.layer_norm import op as layer_norm_op
 from porter_kernels.plans import forget_plans
+from porter_kernels.rms_norm import op as rms_norm_op
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,6 +55,13 @@ def tile(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int
     monkeypatch.setattr(launch, "TILE", request.param)
     size: int = request.param
     return size
+
+
+@pytest.fixture(params=[1024, 4], ids=["few rows", "many rows"])
+def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradients of norms' weights from programs beside the rows' own, and from partial sums."""
+    for module in (layer_norm_op, rms_norm_op):
+        monkeypatch.setattr(module, "FEW_ROWS", request.param)
 
 
 @pytest.fixture

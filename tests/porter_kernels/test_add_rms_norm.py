@@ -22,7 +22,7 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shapes: tuple[int, ...
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("offset", [0, 1], ids="offset={}".format)
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5, 63), (21, 96), (2, 5000)], ids=str)
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "either_way")
 def test_matches_float64(
     shape: tuple[int, ...], offset: Literal[0, 1], dtype: torch.dtype, generator: torch.Generator
 ) -> None:

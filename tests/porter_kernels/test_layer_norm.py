@@ -8,19 +8,12 @@ from torch import Tensor, nn
 
 from porter_kernels.accuracy import excess
 from porter_kernels.layer_norm import LayerNorm, layer_norm, layer_norm_reference
-from porter_kernels.layer_norm import op as layer_norm_op
 from tests.porter_kernels.gradients import gradients_by_frozen, run, run_in_float64
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 EPS = 1e-2  # large enough to show in every element
 Math = Literal["fused", "scale_then_cast"]
-
-
-@pytest.fixture(params=[1024, 4], ids=["few rows", "many rows"])
-def either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights' gradients in a launch of their own, and from partial sums that lie in dx meanwhile."""
-    monkeypatch.setattr(layer_norm_op, "FEW_ROWS", request.param)
 
 
 def op(offset: Literal[0, 1] = 0):

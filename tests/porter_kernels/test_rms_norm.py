@@ -27,7 +27,7 @@ def reference(offset: Literal[0, 1] = 0, math: Literal["cast_then_scale", "scale
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("offset", [0, 1], ids="offset={}".format)
 @pytest.mark.parametrize("shape", [(1, 1), (300, 1), (3, 5, 63), (2, 7, 128), (21, 96), (3, 5000)], ids=str)
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("tile", "either_way")
 def test_matches_reference(
     shape: tuple[int, ...], offset: Literal[0, 1], dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -97,6 +97,7 @@ def test_strided_input(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("frozen", [(True, False), (False, True)], ids=str)
+@pytest.mark.usefixtures("either_way")
 def test_frozen_inputs(frozen: tuple[bool, bool], generator: torch.Generator) -> None:
     inputs = [torch.randn(s, generator=generator).to(DEVICE) for s in ((6, 20), (20,))]
     everything = gradients_by_frozen(op(), inputs, [False, False])
@@ -106,10 +107,16 @@ def test_frozen_inputs(frozen: tuple[bool, bool], generator: torch.Generator) ->
 
 def test_a_frozen_weight_costs_no_sum(generator: torch.Generator, monkeypatch: pytest.MonkeyPatch) -> None:
     x, w = (torch.randn(s, generator=generator).to(DEVICE) for s in ((6, 20), (20,)))
+    (rows_alone,), (and_columns,) = (
+        module._plan_backward(6, 20, 0, True, False, need_dw, x.device).grid for need_dw in (False, True)
+    )
+    assert rows_alone < and_columns
+    monkeypatch.setattr(module, "FEW_ROWS", 4)
     monkeypatch.setattr(module, "column_sums", lambda *_: pytest.fail("nobody asked for the weight's gradient"))
     rms_norm(x.requires_grad_(), w, EPS).sum().backward()
 
 
+@pytest.mark.usefixtures("either_way")
 def test_equal_bits_on_every_run_and_inputs_untouched(generator: torch.Generator) -> None:
     inputs = [torch.randn(s, generator=generator).to(DEVICE) for s in ((50, 33), (33,), (50, 33))]
     copies = [x.clone() for x in inputs]
