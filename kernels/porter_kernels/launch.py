@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "Config", "as_rows", "block_size", "ceil_div", "check_launch", "check_triton", "next_power_of_2", "num_programs",
+    "Config", "as_rows", "block_size", "ceil_div", "check_launch", "next_power_of_2", "num_programs",
     "num_rows", "num_warps", "packed_like", "packed_rows", "rows_per_program", "tl", "triton", "tuned",
 ]  # fmt: skip
 
@@ -62,7 +62,11 @@ class Config(NamedTuple):
 
 def check_launch(op: str, x: Tensor) -> None:
     """Raises: ValueError: no kernel can be launched on x, by what the process is or by what its device can do."""
-    check_triton(op)
+    if not HAS_TRITON:
+        raise ValueError(
+            f"{op}: triton is not installed, expected it to launch the kernel. "
+            f"Install it with pip install triton (Linux only), or call {op}_reference."
+        )
     if x.is_cuda:
         if x.dtype is torch.bfloat16:
             _check_bfloat16(op, x.get_device())
@@ -70,15 +74,6 @@ def check_launch(op: str, x: Tensor) -> None:
         raise ValueError(
             f"{op}: x is on {x.device}, expected a CUDA device, since Triton compiles in this process. Move x with "
             f"x.cuda(), call porter_kernels.use_interpreter_on_cpu() before triton is imported, or call {op}_reference."
-        )
-
-
-def check_triton(op: str) -> None:
-    """Raises: ValueError: Triton is missing."""
-    if not HAS_TRITON:
-        raise ValueError(
-            f"{op}: triton is not installed, expected it to launch the kernel. "
-            f"Install it with pip install triton (Linux only), or call {op}_reference."
         )
 
 

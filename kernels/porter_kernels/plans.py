@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor
 
-from porter_kernels.launch import INTERPRETING, check_launch, check_triton, triton
+from porter_kernels.launch import INTERPRETING, check_launch, triton
 
 MOST_PLANS = 4096  # of a function that makes them: one for each shape, so batches of changing lengths have many
 PLANNED: list[Any] = []  # the functions that keep them
@@ -35,10 +35,7 @@ class Plan:
             contract: whether a product and a sum may become one operation, rounded once. Which do is decided for each
                 kernel anew: without it, the same arithmetic has the same bits in two kernels.
             numbers: every parameter of the kernel that is no pointer, by name.
-
-        Raises: ValueError: Triton is missing.
         """
-        check_triton(op)
         self.op, self.kernel, self.grid, self.numbers = op, kernel, grid, numbers
         self.options = {"num_warps": num_warps, "enable_fp_fusion": contract}
         self.runs: dict[tuple[Any, ...], Callable[[list[int | None]], None]] = {}

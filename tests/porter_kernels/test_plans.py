@@ -141,6 +141,11 @@ def test_a_profiler_sees_every_launch(hook: str, kernel: FakeKernel) -> None:
     assert (kernel.called, len(kernel.launched)) == ([(4, 2, 1)], 2)
 
 
+@pytest.mark.parametrize(("grid", "axes"), [((4,), (4, 1, 1)), ((4, 2), (4, 2, 1)), ((4, 2, 3), (4, 2, 3))], ids=str)
+def test_a_grid_has_three_axes(grid: tuple[int, ...], axes: tuple[int, ...]) -> None:
+    assert Plan("op", None, grid).axes == axes
+
+
 @pytest.mark.parametrize(("numbers", "tensors"), [({"m": 1}, {}), ({}, {"m_ptr": None})], ids=str)
 def test_an_argument_without_a_parameter_is_refused(
     numbers: dict[str, int], tensors: dict[str, None], kernel: FakeKernel
