@@ -18,7 +18,19 @@ from tests.mutants.wiring import KINDS
 
 PACKAGE = Path("kernels/porter_kernels")
 NOT_MUTATED = ("__init__", "accuracy", "interpret", "rope_tables", "reference")
-TILES = ("TILE", "BLOCK", "HEADS", "MOST_ROWS", "MOST_COLUMNS", "MIN_ROWS", "ROW_MULTIPLE", "TUNABLES")  # change speed
+TILES = (
+    "TILE",
+    "BLOCK",
+    "HEADS",
+    "MOST_ROWS",
+    "MOST_COLUMNS",
+    "MIN_ROWS",
+    "ROW_MULTIPLE",
+    "TUNABLES",
+    "FEW_ROWS",
+    "MOST_PLANS",
+    "PROGRAMS_PER_MULTIPROCESSOR",
+)  # change speed
 ENCLOSED = (ast.Call, ast.keyword, ast.Assign, ast.AugAssign, ast.Return, ast.Expr, ast.Tuple, ast.If, ast.For)
 LOOSE = (ast.BinOp, ast.BoolOp, ast.Compare, ast.UnaryOp, ast.IfExp, ast.NamedExpr)
 

@@ -176,6 +176,14 @@ def test_op_keeps_its_contract(
     torch.library.opcheck(autograd._forward, (*leaves, *arguments[3:]))
 
 
+def test_a_second_derivative_of_what_was_traced_is_refused(generator: torch.Generator) -> None:
+    arguments = arguments_of(draw(generator, N=7, V=11), (True, True, True), "mean")
+    leaves = [x.detach().requires_grad_() for x in arguments[:3]]
+    loss, *_ = autograd._forward(*leaves, *arguments[3:])
+    with pytest.raises(RuntimeError, match=r"create_graph=True\), expected a first derivative"):
+        torch.autograd.grad(loss, leaves, create_graph=True)
+
+
 def test_a_trace_sees_the_op(generator: torch.Generator) -> None:
     case = draw(generator)
     op = lambda hidden, weight: linear_cross_entropy(hidden, weight, case.target)  # noqa: E731

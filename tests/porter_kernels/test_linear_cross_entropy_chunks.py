@@ -6,8 +6,9 @@ import torch
 from porter_kernels.accuracy import excess
 from porter_kernels.linear_cross_entropy import Chunks, choose_chunks, linear_cross_entropy
 from porter_kernels.linear_cross_entropy.chunks import MIN_ROWS, row_stride
-from porter_kernels.linear_cross_entropy.passes import walk
-from porter_kernels.linear_cross_entropy.problem import state_problem
+from porter_kernels.linear_cross_entropy.gradients import Need
+from porter_kernels.linear_cross_entropy.passes import cut_rows, kept_rows, walk
+from porter_kernels.linear_cross_entropy.problem import Problem, state_problem
 from tests.porter_kernels.linear_cross_entropy_budget import (
     DEVICE,
     Case,
@@ -50,6 +51,31 @@ def test_without_an_accumulator_chunks_are_the_smallest_that_feed_the_gpu(
     assert choose(8192, **options) == Chunks(2048, 4, peak(2048, head_bytes, 8192))
     assert choose(10000, **options) == Chunks(2560, 4, peak(2560, head_bytes, 10000))  # not 2048 and a few more
     assert choose(8190, **options) == Chunks(2048, 4, peak(2048, head_bytes, 8190))  # as good as 8192
+
+
+def stated(case: Case, **only: object) -> Problem:
+    options: dict[str, object] = {
+        "bias": None, "class_weight": None, "token_weight": None, "ignore_index": -100, "reduction": "mean",
+        "label_smoothing": 0.0, "z_loss": 0.0, "softcap": None, "logit_scale": 1.0, "num_items": None, "stats": False,
+        "chunk_rows": None, "byte_budget": None, "accumulate": "float32", "drop_ignored": False, "shift": False,
+    }  # fmt: skip
+    return state_problem("op", case.hidden, case.weight, case.target, **options | only)  # type: ignore[arg-type]
+
+
+def test_a_frozen_head_is_cut_as_one_without_an_accumulator() -> None:
+    row = torch.zeros(1, 4096, dtype=torch.bfloat16)
+    problem = stated(Case(row.expand(8192, -1), row, torch.zeros(8192, dtype=torch.int64)))
+    trained, frozen = (cut_rows(problem, Need(True, needed, False), 128256)[0] for needed in (True, False))
+    assert (trained, frozen) == (choose(8192), choose(8192, weight_gradient=False)) and trained != frozen
+
+
+def test_rows_whose_weight_is_zero_are_left_out_with_the_ignored(generator: torch.Generator) -> None:
+    case = draw(generator, N=5)
+    case.target[:] = torch.tensor([1, -100, 2, 3, 1])
+    weights = torch.tensor([1.0, 1.0, 0.0, 0.5, 2.0], device=DEVICE)
+    for token_weight, kept in ((None, [0, 2, 3, 4]), (weights, [0, 3, 4])):
+        found = kept_rows(stated(case, token_weight=token_weight, drop_ignored=True), 11)
+        assert found is not None and found.tolist() == kept
 
 
 def test_a_gradient_of_four_bytes_is_its_own_accumulator() -> None:

@@ -206,7 +206,7 @@ def test_mean_denominator(N: int, options: dict[str, Any], generator: torch.Gene
     assert excess(denominator, terms[counts].sum(), N + 1, 1.1) <= 1
 
 
-@pytest.mark.parametrize("upstream", [1.0, 0.5, 0.0, NAN])
+@pytest.mark.parametrize("upstream", [1.0, 1.01, 0.5, 0.0, NAN])
 @pytest.mark.usefixtures("small_cuts")
 def test_scale(upstream: float, generator: torch.Generator) -> None:
     x = torch.randn(9, 60, generator=generator).to(DEVICE, torch.bfloat16)
