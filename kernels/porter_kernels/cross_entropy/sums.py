@@ -24,7 +24,7 @@ def mean_denominator(
     target_N: Tensor, weight_V: Tensor | None, token_weight_N: Tensor | None, options: LossOptions
 ) -> Tensor:
     """[] float32: the sum over rows that count of class weight times token weight, what a mean divides by."""
-    out = torch.empty((), dtype=torch.float32, device=target_N.device)
+    out = target_N.new_empty((), dtype=torch.float32)
     plan = _plan_denominator(
         target_N.shape[0], 0 if weight_V is None else weight_V.shape[0], options.ignore_index,
         has_weight=weight_V is not None, has_factor=token_weight_N is not None,
