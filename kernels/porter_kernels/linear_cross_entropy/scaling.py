@@ -17,7 +17,7 @@ PROGRAMS_PER_MULTIPROCESSOR = 8  # of a kernel that may have nothing to do
 
 @triton.jit
 def _scale_part(x_ptr, size, upstream, BLOCK: tl.constexpr):
-    for block in range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0)):
+    for block in range(tl.program_id(0), (size - 1) // BLOCK + 1, tl.num_programs(0)):  # cdiv overflows near 2**31
         at = block * BLOCK + tl.arange(0, BLOCK).to(tl.int64)  # interpreted, `block` is a Python int
         x = tl.load(x_ptr + at, mask=at < size, other=0.0).to(tl.float32)
         tl.store(x_ptr + at, x * upstream, mask=at < size)
