@@ -15,6 +15,11 @@ FEW_ROWS = 1024  # below, what a launch has read another finds in the second-lev
 MOST_ROWS, MOST_COLUMNS = 64, 32  # of the tile that a program adds at a time: few columns, so that all of a GPU works
 
 
+def columns_of(D: int) -> int:
+    """Columns that a program sums, of D."""
+    return block_size(D) if INTERPRETING else MOST_COLUMNS
+
+
 @triton.jit
 def _sum_kernel(x_ptr, y_ptr, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr):
     cols = tl.program_id(0).to(tl.int64) * BLOCK_D + tl.arange(0, BLOCK_D)[None, :]  # [1, D]
@@ -28,7 +33,7 @@ def _sum_kernel(x_ptr, y_ptr, P, D, BLOCK_P: tl.constexpr, BLOCK_D: tl.constexpr
 @planned
 def _plan(P: int, D: int) -> Plan:
     BLOCK_P = min(next_power_of_2(P), MOST_ROWS)
-    BLOCK_D = block_size(D) if INTERPRETING else MOST_COLUMNS
+    BLOCK_D = columns_of(D)
     return Plan("column_sums", _sum_kernel, (ceil_div(D, BLOCK_D),), P=P, D=D, BLOCK_P=BLOCK_P, BLOCK_D=BLOCK_D)
 
 

@@ -81,30 +81,34 @@ class Fused(Launch):
         # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context. What
         # is no tensor goes as one argument: torch looks at each.
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward_of_tensors)}
-        self.apply = lean_apply(name, type(f"porter_{name}", (torch.autograd.Function,), members))
+        self.apply = lean_apply(type(f"porter_{name}", (torch.autograd.Function,), members))
 
     def __call__(self, *arguments: Any) -> Any:
         tensors = arguments[: self.num_tensors]
         if is_traced(tensors):
             return self.op(*arguments)
+        refuse_transforms(self.name)
         if torch.is_grad_enabled():
             return self.apply(*tensors, arguments[self.num_tensors :])
         return self.function(*arguments)
 
 
-def lean_apply(op: str, function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """function.apply without what it does for the transforms of torch.func, which takes the host as long again."""
-    lean = super(torch.autograd.Function, function).apply  # type: ignore[misc]
+def lean_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """function.apply without what it does for the transforms of torch.func, which takes the host as long again.
 
-    def apply(*arguments: Any) -> Any:
-        if torch._C._are_functorch_transforms_active():
-            raise RuntimeError(
-                f"{op}: called within a transform of torch.func (grad, vmap, jvp), expected autograd alone: the kernel "
-                f"has no rule for it. Call {op}_reference there."
-            )
-        return lean(*arguments)
-
+    Who calls it has asked refuse_transforms. A tensor that outlived its transform raises: nobody unwraps it.
+    """
+    apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
+
+
+def refuse_transforms(op: str) -> None:
+    """Raises within a transform of torch.func, whose tensors have no memory that a kernel could read."""
+    if torch._C._are_functorch_transforms_active():
+        raise RuntimeError(
+            f"{op}: called within a transform of torch.func (grad, vmap, jvp), expected autograd alone: the kernel "
+            f"has no rule for it. Call {op}_reference there."
+        )
 
 
 def refuse_second_derivative(op: str) -> None:

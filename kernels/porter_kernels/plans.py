@@ -58,8 +58,8 @@ class Plan:
         self.in_order = operator.itemgetter(*names[: len(tensors)])
         return self.in_order
 
-    def compile(self, tensors: dict[str, Any], device: int) -> Callable[[list[int | None]], None]:
-        """Launches it, compiled if need be; the function launches it again, on other addresses in order.
+    def compile_and_launch(self, tensors: dict[str, Any], device: int) -> Callable[[list[int | None]], None]:
+        """The function that launches it again, on other addresses in order.
 
         Of an address that is a number Triton does not ask the driver whether the device can read it.
 
@@ -132,7 +132,7 @@ def launch(plan: Plan, **tensors: Tensor | None) -> None:
     key.append(device)
     run = plan.runs.get(tuple(key))
     if run is None:
-        plan.runs[tuple(key)] = plan.compile(tensors, device)
+        plan.runs[tuple(key)] = plan.compile_and_launch(tensors, device)
     elif device == torch.cuda.current_device():
         run(addresses)
     else:

@@ -48,7 +48,7 @@ class Worker:
     inputs: Inputs
     pristine: Mapping[str, Tensor]
     overwritten: tuple[str, ...] = ()
-    _upstreams: dict[float, list[Tensor]] = field(default_factory=dict)
+    _upstreams: dict[float, Tensor] = field(default_factory=dict)
 
     def forward(self) -> tuple[Tensor, ...]:
         """The outputs, with a graph behind them as in training."""
@@ -58,10 +58,12 @@ class Worker:
     def both(self, d_loss: float = 1.0) -> list[Tensor]:
         """The outputs, then the gradients: fresh tensors, added to nothing."""
         outputs = self.forward()
-        d_outputs = self._upstreams.get(d_loss)
-        if d_outputs is None:  # made once: the provider's times have no part in it
-            given = self.inputs.d_outputs or [torch.full_like(outputs[0], d_loss)]
-            d_outputs = self._upstreams[d_loss] = [d.to(y.dtype) for d, y in zip(given, outputs, strict=True)]
+        given = self.inputs.d_outputs
+        if not given:
+            if d_loss not in self._upstreams:  # made once: the provider's times have no part in it
+                self._upstreams[d_loss] = torch.full_like(outputs[0], d_loss)
+            given = (self._upstreams[d_loss],)
+        d_outputs = [d.to(y.dtype) for d, y in zip(given, outputs, strict=True)]
         return [*outputs, *torch.autograd.grad(outputs, self.inputs.leaves, d_outputs)]
 
     def check(self, truths: Sequence[Truth]) -> dict[str, Error]:

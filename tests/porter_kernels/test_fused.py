@@ -70,8 +70,12 @@ def test_second_derivative_is_refused(op: str, leaves: tuple[Tensor, Tensor]) ->
 
 @pytest.mark.parametrize("op", OPS)
 def test_transforms_of_torch_func_are_refused(op: str, leaves: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(RuntimeError, match=r"within a transform of torch.func.*_reference there"):
-        torch.func.grad(lambda x, y: OPS[op](x, y).sum())(*leaves)
+    for enabled in (True, False):
+        with (
+            torch.set_grad_enabled(enabled),
+            pytest.raises(RuntimeError, match=r"within a transform of torch.func.*_reference there"),
+        ):
+            torch.func.vmap(lambda x, y: OPS[op](x, y).sum())(*(x[None] for x in leaves))
 
 
 @pytest.mark.parametrize("op", OPS)

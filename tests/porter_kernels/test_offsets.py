@@ -16,6 +16,7 @@ from torch import Tensor
 from porter_kernels import softcap
 from porter_kernels.column_sums import _sum_kernel
 from porter_kernels.layer_norm import kernels as layer_norm
+from porter_kernels.linear_cross_entropy.scaling import _scale_kernel
 from porter_kernels.rms_norm import kernels as rms_norm
 
 if torch.cuda.is_available():
@@ -142,6 +143,20 @@ def test_layer_norm_backward(far: Callable[..., Tensor], number_programs: Callab
     torch.testing.assert_close(dx[rows][1:], -2 * ROW[1:] ** 2)
     untouched = slice(FAR * H - 64, FAR * H + 2), slice(64), slice(FAR - 64, FAR + 64)  # where 32 bits wrap to, too
     assert not any(dx[each].any() for each in untouched)
+
+
+def test_scaling_almost_as_many_elements_as_32_bits_count(
+    far: Callable[..., Tensor], number_programs: Callable[..., None]
+) -> None:
+    size = FAR - 2048  # less than a block: size + BLOCK - 1 is beyond 32 bits
+    x = far(size)
+    x[-3:] = ROW[:, 0]
+    number_programs(size // 4096)
+    _scale_kernel[(1,)](
+        hidden_ptr=x, weight_ptr=None, bias_ptr=None, upstream_ptr=torch.tensor(2.0), hidden_size=size, weight_size=0,
+        bias_size=0, HAS_HIDDEN=True, HAS_WEIGHT=False, HAS_BIAS=False, BLOCK=4096,
+    )  # fmt: skip
+    assert x[-3:].tolist() == [2.0, 4.0, 6.0]
 
 
 def test_rms_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:

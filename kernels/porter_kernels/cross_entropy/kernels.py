@@ -5,9 +5,12 @@ Axes    N rows, V vocabulary, C chunks of BLOCK_V columns a row, S columns of a 
 
 An item of the first kind reads its chunk and writes PARTIALS float32 a row: the chunk's maximum, its sum of
 exponentials below that maximum, and so on. One of the second kind combines the C partials of its rows into their
-log-sum-exp, reads the chunk again and writes the gradient. Where there are rows enough to fill the GPU, a program of
-_loss_and_gradient_kernel does all items of its tile, and reads the chunks backwards the second time: those it read last
-are still in a cache. Else each item is a program, in a launch for each kind. Both add in the same order.
+log-sum-exp, reads the chunk again and writes the gradient. Where there are rows enough to fill the GPU, or few chunks,
+a program of _loss_and_gradient_kernel does all items of its tile, and reads the chunks backwards the second time: those
+it read last are still in a cache. Else each item is a program, in a launch for each kind. Both add in the same order.
+
+COUNTED: of a mean over few rows, each program counts those that count, rather than a launch before; where a program
+does all of its tile, the last to finish writes the mean of the losses, rather than a launch after.
 """
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 

@@ -23,7 +23,7 @@ from porter_kernels.cross_entropy.rows import (
     scale_,
 )
 from porter_kernels.cross_entropy.sums import mean_denominator, mean_loss, total_loss
-from porter_kernels.fused import Fused, Launch, is_traced, lean_apply, refuse_second_derivative
+from porter_kernels.fused import Fused, Launch, is_traced, lean_apply, refuse_second_derivative, refuse_transforms
 from porter_kernels.launch import as_rows
 
 # --- ops: loss, then its gradient ------------------------------------------------------------
@@ -165,7 +165,7 @@ class _LossWithGradient(torch.autograd.Function):
         return d_logits_NV, *[None] * 8
 
 
-_run = lean_apply("cross_entropy", _LossWithGradient)
+_run = lean_apply(_LossWithGradient)
 
 
 class _Overwrite(torch.autograd.Function):
@@ -277,6 +277,7 @@ def _dispatch(
     if not one_launch:
         outcome = _loss(logits_NV, *constants, reduction, stats, *options)
         return outcome
+    refuse_transforms("cross_entropy")
     overwrites = inplace and logits_NV.data_ptr() == logits.data_ptr()
     if overwrites:
         check_overwritable("cross_entropy", logits)

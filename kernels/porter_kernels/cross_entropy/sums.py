@@ -16,7 +16,7 @@ def _plan_denominator(N: int, vocab_size: int, ignore_index: int, has_weight: bo
     return Plan(
         "cross_entropy", kernels._denominator_kernel, (1,),
         N=N, vocab_size=vocab_size, IGNORE=ignore_index, HAS_WEIGHT=has_weight, HAS_FACTOR=has_factor, BLOCK=BLOCK,
-        num_warps=8,
+        num_warps=8, contract=False,
     )  # fmt: skip
 
 
@@ -59,7 +59,7 @@ def _plan_total(
     return Plan(
         "cross_entropy", kernels._total_kernel, (1,),
         N=N, vocab_size=vocab_size, IGNORE=ignore_index, HAS_WEIGHT=has_weight, HAS_FACTOR=has_factor,
-        HAS_DENOMINATOR=has_denominator, IS_MEAN=is_mean, num_warps=8,
+        HAS_DENOMINATOR=has_denominator, IS_MEAN=is_mean, num_warps=8, contract=False,
         BLOCK=TUNABLES["counted_rows"] if TUNABLES["counted_rows"] >= N else BLOCK,  # few: as where they are counted
     )  # fmt: skip
 

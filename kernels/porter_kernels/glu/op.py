@@ -6,53 +6,10 @@ from torch import Tensor
 
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.glu.kernels import _backward_kernel, _forward_kernel
+from porter_kernels.glu.planning import plan_launch, strides_of
 from porter_kernels.glu.reference import ACTIVATIONS, Clamp, Layout, split_packed
-from porter_kernels.launch import as_rows, block_size, ceil_div, packed_like, rows_per_program
-from porter_kernels.plans import Plan, launch, planned
-
-TILE = 1024  # 8 elements a thread: with twice as many the exact GELU's backward runs out of registers
-SAME_FUNCTION = {  # and its alpha; rounded elsewhere
-    "gelu_new": ("gelu_tanh", None), "gelu_bloom": ("gelu_tanh", None), "quick_gelu": ("silu", 1.702),
-}  # fmt: skip
-
-# --- launches --------------------------------------------------------------------------------
-
-
-@planned
-def _plan(
-    op: str, kernel: Any, shape: tuple[int, ...], strides: tuple[int, ...], has_up: bool, interleaved: bool,
-    options: tuple[Any, ...],
-) -> Plan:  # fmt: skip
-    """Over the rows of tensors, all of them [N, F], or [N, 2 * F] those that hold interleaved pairs.
-
-    strides are those of the kernel's tensors but y, () where nothing lies between the elements of any.
-    """
-    N, width = shape
-    names = ("gate", "up") if kernel is _forward_kernel else ("dy", "gate", "up", "dgate", "dup")
-    if not strides:  # one long row
-        N, width, strides = 1, N * width, (0,) * len(names)
-    length = width // 2 if interleaved else width
-    BLOCK_F = block_size(length, TILE)
-    BLOCK_N = rows_per_program(N, BLOCK_F, TILE)
-    numbers = _constants(*options) | {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True)}
-    return Plan(
-        op, kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
-        GATED=interleaved or has_up, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
-    )  # fmt: skip
-
-
-def _strides(*tensors: Tensor | None) -> tuple[int, ...]:
-    for x in tensors:
-        if x is not None and not x.is_contiguous():
-            return tuple([0 if x is None else x.stride(0) for x in tensors])
-    return ()
-
-
-def _constants(act: str, alpha: float | None, limit: float | None, clamp_act: bool, up_offset: float) -> dict[str, Any]:
-    act, implied = SAME_FUNCTION.get(act, (act, None))
-    alpha = 1.0 if alpha is None and implied is None else alpha or implied
-    return {"ACT": act, "ALPHA": alpha, "LIMIT": limit, "CLAMP_ACT": clamp_act, "UP_OFFSET": up_offset}
-
+from porter_kernels.launch import as_rows, packed_like
+from porter_kernels.plans import launch
 
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
@@ -68,8 +25,8 @@ def _launch_forward(
 ) -> Tensor:
     y_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
     if gate_NF.numel():
-        strides, has_up = _strides(gate_NF, up_NF), up_NF is not None
-        plan = _plan(_name(up_NF), _forward_kernel, gate_NF.shape, strides, has_up, False, options)
+        strides, has_up = strides_of(gate_NF, up_NF), up_NF is not None
+        plan = plan_launch(_name(up_NF), _forward_kernel, gate_NF.shape, strides, has_up, False, options)
         launch(plan, gate_ptr=gate_NF, up_ptr=up_NF, y_ptr=y_NF)
     return y_NF
 
@@ -91,8 +48,8 @@ def _launch_backward(
     dgate_NF, options = packed_like(gate_NF), (act, alpha, limit, clamp_act, up_offset)
     dup_NF = None if up_NF is None else packed_like(gate_NF)
     if gate_NF.numel():
-        strides, has_up = _strides(dy_NF, gate_NF, up_NF, dgate_NF, dup_NF), up_NF is not None
-        plan = _plan(_name(up_NF), _backward_kernel, gate_NF.shape, strides, has_up, False, options)
+        strides, has_up = strides_of(dy_NF, gate_NF, up_NF, dgate_NF, dup_NF), up_NF is not None
+        plan = plan_launch(_name(up_NF), _backward_kernel, gate_NF.shape, strides, has_up, False, options)
         launch(plan, dy_ptr=dy_NF, gate_ptr=gate_NF, up_ptr=up_NF, dgate_ptr=dgate_NF, dup_ptr=dup_NF)
     return dgate_NF, gate_NF.new_empty(0) if dup_NF is None else dup_NF
 
@@ -123,7 +80,7 @@ def _launch_packed_forward(
     (gate, up), options = _split(x, layout), (act, alpha, limit, clamp_act, up_offset)
     if gate.numel():
         has_up = up is not None
-        plan = _plan("packed_glu", _forward_kernel, gate.shape, _strides(gate, up), has_up, not has_up, options)
+        plan = plan_launch("packed_glu", _forward_kernel, gate.shape, strides_of(gate, up), has_up, not has_up, options)
         launch(plan, gate_ptr=gate, up_ptr=up, y_ptr=y_NF)
     return y_NF
 
@@ -145,8 +102,8 @@ def _launch_packed_backward(
     dx, options = packed_like(x), (act, alpha, limit, clamp_act, up_offset)
     (gate, up), (dgate, dup) = _split(x, layout), _split(dx, layout)
     if gate.numel():
-        strides, has_up = _strides(dy_NF, gate, up, dgate, dup), up is not None
-        plan = _plan("packed_glu", _backward_kernel, gate.shape, strides, has_up, not has_up, options)
+        strides, has_up = strides_of(dy_NF, gate, up, dgate, dup), up is not None
+        plan = plan_launch("packed_glu", _backward_kernel, gate.shape, strides, has_up, not has_up, options)
         launch(plan, dy_ptr=dy_NF, gate_ptr=gate, up_ptr=up, dgate_ptr=dgate, dup_ptr=dup)
     return dx
 

@@ -5,11 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from porter_kernels.column_sums import FEW_ROWS, MOST_COLUMNS, MOST_ROWS, column_sums
+from porter_kernels.column_sums import FEW_ROWS, MOST_ROWS, column_sums, columns_of
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
-    INTERPRETING,
-    block_size,
     ceil_div,
     next_power_of_2,
     num_programs,
@@ -100,9 +98,7 @@ def _plan_backward(
     """num_sums: programs of rows that each keep a sum; 0 where programs beside them sum columns, if any are needed."""
     config = tuned("layer_norm.backward", N // H, next_power_of_2(D), device)
     P = num_sums or min(4 * num_programs(device), ceil_div(last // H, config.rows))
-    COLUMNS = 0
-    if (need_dw or need_db) and not num_sums:
-        COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
+    COLUMNS = columns_of(D) if (need_dw or need_db) and not num_sums else 0
     return Plan(
         "layer_norm", kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0), H),
         N=N, FIRST=first, LAST=last, H=H, D=D, P=P, OFFSET=offset, HAS_W=has_w, NEED_DW=need_dw, NEED_DB=need_db,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from porter_kernels.fused import is_traced, lean_apply, refuse_second_derivative
+from porter_kernels.fused import is_traced, lean_apply, refuse_second_derivative, refuse_transforms
 from porter_kernels.launch import check_launch
 from porter_kernels.linear_cross_entropy.gradients import Gradients, Need
 from porter_kernels.linear_cross_entropy.passes import Pass, pass_over
@@ -46,6 +46,7 @@ def differentiable(problem: Problem) -> Outputs:
 
 def run_eagerly(make_pass: Pass, problem: Problem) -> Outputs:
     """The same from any pass, unseen by who traces."""
+    refuse_transforms("linear_cross_entropy")
     need = problem.need
     if not any(need):
         return _run_forward(make_pass, problem, need)[0]
@@ -95,7 +96,7 @@ class EagerFunction(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-_run_differentiably = lean_apply("linear_cross_entropy", EagerFunction)
+_run_differentiably = lean_apply(EagerFunction)
 
 
 # --- traced ----------------------------------------------------------------------------------
@@ -126,7 +127,7 @@ def _fake_forward(*arguments: Any) -> Outputs:
 
 def _launch_backward(upstream: Tensor, *arguments: Any) -> Outputs:
     problem, need = _split(arguments)
-    return _filled(problem, pass_over(problem, need, upstream)[2])
+    return _filled(problem, pass_over(problem, need, upstream).gradients)
 
 
 def _fake_backward(upstream: Tensor, *arguments: Any) -> Outputs:

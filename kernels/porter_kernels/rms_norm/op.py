@@ -5,11 +5,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from porter_kernels.column_sums import FEW_ROWS, MOST_COLUMNS, MOST_ROWS, column_sums
+from porter_kernels.column_sums import FEW_ROWS, MOST_ROWS, column_sums, columns_of
 from porter_kernels.fused import Fused, Launch
 from porter_kernels.launch import (
-    INTERPRETING,
-    block_size,
     ceil_div,
     next_power_of_2,
     num_programs,
@@ -86,9 +84,7 @@ def _plan_backward(
     BLOCK_D = next_power_of_2(D)
     config = tuned("rms_norm.backward", N, BLOCK_D, device)
     P = min(ceil_div(N, config.rows), config.programs * num_programs(device))
-    COLUMNS = 0
-    if need_dw and N < FEW_ROWS:
-        COLUMNS = block_size(D) if INTERPRETING else MOST_COLUMNS
+    COLUMNS = columns_of(D) if need_dw and N < FEW_ROWS else 0
     return Plan(
         "rms_norm", kernels._backward_kernel, (P + (ceil_div(D, COLUMNS) if COLUMNS else 0),),
         N=N, D=D, P=P, OFFSET=offset, HAS_W=has_w, HAS_DSUM=has_dsum, NEED_DW=need_dw and not COLUMNS,
