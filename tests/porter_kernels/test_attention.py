@@ -53,6 +53,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
     "as many samples as heads": ((4, 4, 2, 5, 5, 8), {}),
     "own keys a head": ((1, 4, 2, 7, 7, 8), {"mask": own_keys(4, 7)}),
     "own blocks a head": ((1, 2, 2, 3, 256, 16), {"mask": halves(256), "causal": False}),
+    "as many keys as heads": ((1, 4, 2, 1, 4, 8), {}),
     "one query": ((2, 4, 2, 1, 19, 8), {}),
     "window": ((2, 4, 2, 19, 19, 8), {"window": 4}),
     "window of one": ((1, 2, 2, 5, 5, 8), {"window": 1}),

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from porter_kernels.glu import glu, glu_linear, packed_glu, packed_glu_linear
+from porter_kernels.glu import glu, glu_linear, linear, packed_glu, packed_glu_linear
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 Call = Callable[..., Tensor]
 
 
 def _draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE).requires_grad_()
 
 
 def _gradients(call: Call, leaves: list[Tensor], needed: tuple[bool, ...]) -> list[Tensor | None]:
@@ -22,9 +23,7 @@ def _gradients(call: Call, leaves: list[Tensor], needed: tuple[bool, ...]) -> li
         leaf.grad = None
         leaf.requires_grad_(need)
     out = call(*leaves)
-    out.backward(
-        torch.randn(out.shape, generator=torch.Generator().manual_seed(9)).transpose(0, 1).contiguous().transpose(0, 1)
-    )
+    out.backward(_draw(*out.shape, seed=9).detach().transpose(0, 1).contiguous().transpose(0, 1))
     return [out.detach(), *(leaf.grad for leaf in leaves)]
 
 
@@ -68,7 +67,8 @@ def test_the_product_is_not_kept() -> None:
 def test_without_gradients_nothing_is_kept_and_twice_backward_is_the_same() -> None:
     gate, up, weight = _draw(6, 40, seed=0), _draw(6, 40, seed=1), _draw(8, 40, seed=2)
     with torch.no_grad():
-        assert glu_linear(gate, up, weight, act="silu").grad_fn is None
+        found = glu_linear(gate, up, weight, act="silu")
+        assert found.grad_fn is None and torch.equal(found, F.linear(glu(gate, up, act="silu"), weight))
     loss = glu_linear(gate, up, weight, act="silu").square().sum()
     loss.backward(retain_graph=True)
     assert weight.grad is not None and gate.grad is not None
@@ -78,6 +78,21 @@ def test_without_gradients_nothing_is_kept_and_twice_backward_is_the_same() -> N
     assert torch.equal(weight.grad, once[0]) and torch.equal(gate.grad, once[1])
     with pytest.raises(RuntimeError, match="glu_linear: asked for a gradient that can be differentiated again"):
         torch.autograd.grad(glu_linear(gate, up, weight, act="silu").sum(), gate, create_graph=True)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids="packed={}".format)
+def test_without_gradients_and_traced_it_is_two_calls(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, up, weight = _draw(6, 40, seed=0), _draw(6, 40, seed=1), _draw(8, 40, seed=2)
+    whole = torch.cat((gate, up), dim=-1).detach().requires_grad_()
+
+    def call() -> Tensor:
+        return packed_glu_linear(whole, weight, act="silu") if packed else glu_linear(gate, up, weight, act="silu")
+
+    truth = call().detach()
+    monkeypatch.delattr(linear, "_apply")
+    with torch.no_grad():
+        assert torch.equal(call(), truth)
+    assert torch.equal(torch.compile(call, fullgraph=True, backend="aot_eager")(), truth)
 
 
 def test_what_does_not_fit_is_refused() -> None:

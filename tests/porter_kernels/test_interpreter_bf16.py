@@ -38,6 +38,16 @@ def test_rounding_has_torchs_bits() -> None:
     torch.testing.assert_close(rounded, ties.bfloat16().float(), rtol=0, atol=0, equal_nan=True)
 
 
+def test_what_is_rounded_may_be_wider_and_strided() -> None:
+    wide = np.linspace(-3, 3, 32)[::2]
+    assert torch.equal(torch.from_numpy(widen(round_to_bfloat16(wide)).copy()), torch.tensor(wide).bfloat16().float())
+
+
+def test_integers_of_16_bits_are_no_bfloat16() -> None:
+    builder, x = Builder(), Handle(np.array([3, 2**15], dtype=np.uint16), tl.uint16)
+    assert builder.create_add(x, x).data.tolist() == [6, 0]
+
+
 def test_shipped_interpreter_still_truncates() -> None:
     builder, nearly_two = Builder(), Handle(np.array([1.999], dtype=np.float32), tl.float32)
     bits = SHIPPED["cast_impl"](builder, nearly_two, tl.bfloat16).data

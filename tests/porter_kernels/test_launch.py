@@ -134,7 +134,15 @@ def test_fresh_memory_is_nan() -> None:
     assert all(fresh.isnan().all() for fresh in (torch.empty(3), torch.empty_like(x), x.new_empty(3)))
 
 
-MEASURED = {"op": {"9.0": {"1024": {"rows": 4, "warps": 8}, "4096": {"rows": 1, "warps": 16, "programs": 2}}}}
+MEASURED = {
+    "op": {
+        "9.0": {
+            "4096": {"rows": 1, "warps": 16, "programs": 2},
+            "16384": {"rows": 1, "warps": 16},
+            "1024": {"rows": 4, "warps": 8},
+        }
+    }
+}
 
 
 @pytest.mark.parametrize(
@@ -143,7 +151,8 @@ MEASURED = {"op": {"9.0": {"1024": {"rows": 4, "warps": 8}, "4096": {"rows": 1, 
         (1024, (9, 0), Config(4, 8)),
         (256, (9, 0), Config(16, 8)),  # narrower: as many elements a tile
         (2048, (9, 0), Config(2, 16, programs=2)),
-        (8192, (9, 0), Config(1, 16, programs=4)),  # wider than any measured: the rule
+        (4096, (9, 0), Config(1, 16, programs=2)),
+        (32768, (9, 0), Config(1, 16, programs=4)),  # wider than any measured: the rule
         (1024, (8, 0), Config(2, 4, programs=4)),  # another GPU: the rule
     ],
     ids=str,

@@ -169,6 +169,19 @@ def test_ignored_rows_may_hold_anything(generator: torch.Generator) -> None:
         assert torch.equal(value, clean[name]), name
 
 
+def test_a_single_token_may_come_without_an_axis(generator: torch.Generator) -> None:
+    hidden, weight = (torch.randn(s, generator=generator).to(DEVICE).requires_grad_() for s in ((6,), (11, 6)))
+    found, truth = (
+        (loss, *torch.autograd.grad(loss, (hidden, weight)))
+        for loss in (
+            linear_cross_entropy(hidden, weight, torch.tensor(3, device=DEVICE)),
+            functional.cross_entropy(functional.linear(hidden, weight), torch.tensor(3, device=DEVICE)),
+        )
+    )
+    for a, b in zip(found, truth, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("target", [-1, 37])
 def test_a_target_that_is_no_class_is_seen(target: int, generator: torch.Generator) -> None:
     case = draw(generator)

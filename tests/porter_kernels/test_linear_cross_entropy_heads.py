@@ -141,6 +141,25 @@ def test_reductions(options: dict[str, Any], shared: bool, generator: torch.Gene
                 torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("shared", [True, False], ids="shared={}".format)
+def test_another_index_is_ignored(shared: bool, generator: torch.Generator) -> None:
+    heads = draw_heads(generator)
+    weight = heads["weight"][0] if shared else heads["weight"]
+    losses = multi_head_linear_cross_entropy(heads["hidden"], weight, heads["target"])
+    other = heads["target"].masked_fill(heads["target"] == -100, V + 4)
+    assert torch.equal(multi_head_linear_cross_entropy(heads["hidden"], weight, other, ignore_index=V + 4), losses)
+
+
+@pytest.mark.parametrize("label", [-1, V])
+def test_a_label_that_is_no_class_is_seen(label: int, generator: torch.Generator) -> None:
+    heads, class_weight = draw_heads(generator), torch.ones(V, device=DEVICE)
+    heads["target"][1, 4] = label
+    losses = multi_head_linear_cross_entropy(
+        heads["hidden"], heads["weight"][0], heads["target"], class_weight=class_weight
+    )
+    assert losses.isnan().all()
+
+
 @pytest.mark.parametrize(("weights", "biases"), [("aba", "xyx"), ("aaa", "xyx"), ("aaa", "xxx")])
 def test_some_heads_share(weights: str, biases: str, generator: torch.Generator) -> None:
     heads = draw_heads(generator)

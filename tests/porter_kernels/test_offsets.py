@@ -15,6 +15,8 @@ from torch import Tensor
 
 from porter_kernels import softcap
 from porter_kernels.column_sums import _sum_kernel
+from porter_kernels.cross_entropy import kernels as cross_entropy
+from porter_kernels.cross_entropy.items import NUM_PARTIALS
 from porter_kernels.layer_norm import kernels as layer_norm
 from porter_kernels.linear_cross_entropy.scaling import _scale_kernel
 from porter_kernels.rms_norm import kernels as rms_norm
@@ -157,6 +159,21 @@ def test_scaling_almost_as_many_elements_as_32_bits_count(
         bias_size=0, HAS_HIDDEN=True, HAS_WEIGHT=False, HAS_BIAS=False, BLOCK=4096,
     )  # fmt: skip
     assert x[-3:].tolist() == [2.0, 4.0, 6.0]
+
+
+def test_results_of_many_rows(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:
+    N = FAR + 3
+    partials, results = far(N, 1, NUM_PARTIALS, dtype=torch.float32), far(6, N, dtype=torch.float32)
+    target, correct = far(N, dtype=torch.int64), far(N, dtype=torch.bool)
+    partials[FAR:, 0, 1] = 1.0  # the sum of one class
+    partials[FAR:, 0, 0] = partials[FAR:, 0, 2] = ROW[:, 0].float()
+    number_programs(FAR // 4)
+    cross_entropy._results_kernel[(1,)](
+        partials_ptr=partials, target_ptr=target, weight_ptr=None, weight_sum_ptr=None, results_ptr=results,
+        correct_ptr=correct, N=N, C=1, vocab_size=1, IGNORE=-100, SMOOTHING=0.0, Z_LOSS=0.0, HAS_WEIGHT=False,
+        BLOCK_N=4, BLOCK_C=1,
+    )  # fmt: skip
+    assert results[3, FAR:].tolist() == [1.0, 2.0, 3.0] and correct[FAR:].all()
 
 
 def test_rms_norm_columns(far: Callable[..., Tensor], number_programs: Callable[..., None]) -> None:

@@ -136,19 +136,21 @@ def test_chunks_follow_from_the_vocabulary_alone(V: int) -> None:
 
 @pytest.mark.parametrize("options", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("N", [0, 4, 9])
+@pytest.mark.parametrize("counted", [False, True], ids="counted={}".format)
 @pytest.mark.usefixtures("small_cuts")
 def test_rows_too_few_to_fill_a_gpu_are_split_over_programs_without_a_trace(
-    N: int, options: LossOptions, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+    counted: bool, N: int, options: LossOptions, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, target, factor, weight, weight_sum = inputs(generator, N, 37, options)
-    denominator, results = torch.tensor(0.3, device=DEVICE), []
+    denominator, results = None if counted else torch.tensor(0.3, device=DEVICE), []
     for rows_per_multiprocessor in (0, 10**6):
         monkeypatch.setitem(rows.TUNABLES, "rows_per_multiprocessor", rows_per_multiprocessor)
         forget_plans()
         out = torch.empty_like(logits)
         stats = loss_and_gradient_(
-            logits, target, factor, weight, weight_sum, options, out, denominator=denominator, entropy=True, argmax=True
-        )
+            logits, target, factor, weight, weight_sum, options, out, denominator=denominator, entropy=True,
+            argmax=True, counted=counted,
+        )  # fmt: skip
         results.append((*stats, out))
         assert not out.isnan().any()
     assert equal(*results)
