@@ -47,6 +47,7 @@ class Fused(Launch):
         *,
         save: Callable[[Any, tuple[Any, ...], Any], None],
         differentiate: Callable[..., Any],
+        num_kept: int = 0,
     ) -> None:
         """Registers it.
 
@@ -55,9 +56,11 @@ class Fused(Launch):
             function: as for Launch.
             fake: as for Launch.
             save: (ctx, inputs, output), keeps what differentiate needs.
-            differentiate: (ctx, gradients of the outputs, None where nobody asked), one gradient an input.
+            differentiate: (ctx, gradients of what is returned, None where nobody asked), one gradient an input.
+            num_kept: how many of the function's last outputs are for save alone: a call does not return them.
         """
         super().__init__(name, function, fake)
+        self.num_kept = num_kept
 
         def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             ctx.set_materialize_grads(False)
@@ -65,32 +68,43 @@ class Fused(Launch):
 
         def backward(ctx: Any, *gradients: Tensor | None) -> Any:
             refuse_second_derivative(name)
+            if gradients[0] is None and not any(gradient is not None for gradient in gradients):
+                return (None,) * len(ctx.needs_input_grad)  # what came after has none
             return differentiate(ctx, *gradients)
 
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            *tensors, others = arguments
-            inputs = (*tensors, *others)
-            output = function(*inputs)
-            setup_context(ctx, inputs, output)
-            return output
+        def backward_of_all(ctx: Any, *gradients: Tensor | None) -> Any:
+            return backward(ctx, *gradients[: len(gradients) - num_kept])
+
+        def forward(ctx: Any, *tensors_and_arguments: Any) -> Any:
+            arguments = tensors_and_arguments[-1]
+            output = function(*arguments)
+            setup_context(ctx, arguments, output)
+            return self.returned(output)
 
         def backward_of_tensors(ctx: Any, *gradients: Tensor | None) -> Any:
             return *backward(ctx, *gradients)[: self.num_tensors], None
 
-        self.op.register_autograd(backward, setup_context=setup_context)
-        # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context. What
-        # is no tensor goes as one argument: torch looks at each.
+        self.op.register_autograd(backward_of_all, setup_context=setup_context)
+        # The form in which forward takes ctx: torch skips half of the bookkeeping of the one with setup_context. It
+        # looks at each argument and output, so that all arguments go as one, after the tensors that have gradients,
+        # and what is kept is no output.
         members = {"forward": staticmethod(forward), "backward": staticmethod(backward_of_tensors)}
         self.apply = lean_apply(type(f"porter_{name}", (torch.autograd.Function,), members))
 
     def __call__(self, *arguments: Any) -> Any:
         tensors = arguments[: self.num_tensors]
         if is_traced(tensors):
-            return self.op(*arguments)
+            return self.returned(self.op(*arguments))
         refuse_transforms(self.name)
         if torch.is_grad_enabled():
-            return self.apply(*tensors, arguments[self.num_tensors :])
-        return self.function(*arguments)
+            return self.apply(*tensors, arguments)
+        return self.returned(self.function(*arguments))
+
+    def returned(self, output: Any) -> Any:
+        """What a call returns of the function's outputs: all but the kept, one of them alone."""
+        if not self.num_kept:
+            return output
+        return output[0] if len(output) == self.num_kept + 1 else output[: -self.num_kept]
 
 
 def lean_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:

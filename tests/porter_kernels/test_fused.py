@@ -1,7 +1,7 @@
 """Every fused op, run eagerly, keeps autograd's contract; to whoever traces it is one node of torch.library."""
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -9,11 +9,15 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from porter_kernels import launch, plans
+from porter_kernels import fused, launch, plans
 from porter_kernels.cross_entropy import cross_entropy
+from porter_kernels.cross_entropy import op as cross_entropy_op
 from porter_kernels.fused import is_traced
-from porter_kernels.glu import activation, glu, packed_glu
+from porter_kernels.glu import activation, glu, glu_linear, packed_glu
+from porter_kernels.glu import linear as linear_op
 from porter_kernels.layer_norm import layer_norm
+from porter_kernels.linear_cross_entropy import autograd as linear_cross_entropy_op
+from porter_kernels.linear_cross_entropy import linear_cross_entropy
 from porter_kernels.rms_norm import rms_norm
 from porter_kernels.rope import rope
 from porter_kernels.softcap import softcap
@@ -37,10 +41,12 @@ OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "layer_norm": lambda x, y: layer_norm(x, y[0], y[1], 1e-2),
     "rope": rotate,
     "glu": lambda x, y: glu(x, y, act="silu"),
+    "glu_linear": lambda x, y: glu_linear(x, x * 2, y, act="silu"),
     "activation": lambda x, y: activation(x, act="gelu") + y,
     "packed_glu": lambda x, y: packed_glu(x, act="silu", layout="interleaved", limit=1.0) + y[:, ::2],
     "softcap": lambda x, y: softcap(x, 2.0) + y,
     "cross_entropy": lambda x, y: loss(x, "mean") + y,
+    "linear_cross_entropy": lambda x, y: linear_cross_entropy(x, y, torch.arange(4, device=x.device)) + 0 * y,
     "cross_entropy of rows": lambda x, y: loss(x, "none")[:, None] + y,
 }
 
@@ -90,6 +96,30 @@ def test_what_is_frozen_gets_no_gradient(op: str, frozen: tuple[bool, bool], lea
         again.backward(out.detach().cos())
     for still, x, gradient in zip(frozen, some, whole, strict=True):
         assert x.grad is None if still else torch.equal(x.grad, gradient)
+
+
+class Stop(torch.autograd.Function):
+    """A copy without a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor) -> None:
+        return None
+
+
+@pytest.mark.parametrize("traced", [False, True], ids="traced={}".format)
+@pytest.mark.parametrize("op", OPS)
+def test_without_a_gradient_of_the_output_inputs_have_none(
+    op: str, traced: bool, leaves: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if traced:
+        for module in (fused, linear_op, cross_entropy_op, linear_cross_entropy_op):
+            monkeypatch.setattr(module, "is_traced", lambda tensors: True)
+    Stop.apply(OPS[op](*leaves)).sum().backward()
+    assert all(x.grad is None or not x.grad.any() for x in leaves)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -24,9 +24,9 @@ def heads_last(*shape: int) -> Tensor:
 
 TARGET, WEIGHT = torch.tensor([1, -100, 5, 0], device=DEVICE), torch.tensor([0.5, 1, 2, 3, 4, 5], device=DEVICE)
 CALLS = {
-    "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), None, leaf(6), 1e-6, 1)),
-    "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, None, 1e-6, 0)),
-    "add_rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
+    "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(6), 1e-6, 1)),
+    "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, 1e-6, 0)),
+    "add_rms_norm": lambda: (rms_norm._add_forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
     "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
     "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(6), None, 1e-6, 0, 1)),
     "rope": lambda: (

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from porter_kernels.fused import is_traced, refuse_second_derivative
+from porter_kernels.fused import is_traced, refuse_second_derivative, refuse_transforms
 from porter_kernels.glu.op import differentiate_glu, differentiate_packed_glu, glu, packed_glu
 from porter_kernels.glu.reference import Layout
 
@@ -71,6 +71,7 @@ def _apply(
     inputs: tuple[Tensor, ...], weight: Tensor, bias: Tensor | None, product: Product, differentiate: Any,
     options: dict[str, Any],
 ) -> Tensor:  # fmt: skip
+    refuse_transforms("glu")
     found: Tensor = _Recomputed.apply(product, differentiate, options, weight, bias, *inputs)  # type: ignore[no-untyped-call]
     return found
 

@@ -124,7 +124,7 @@ def _save(
     ctx.save_for_backward(x, w, output[1])
 
 
-def _differentiate(ctx: Any, dy: Tensor, _dstats: None) -> tuple[Tensor | None, ...]:
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     _, need_dw, need_db, *_ = ctx.needs_input_grad
     dx, dw_db = _backward(dy, *ctx.saved_tensors, ctx.offset, ctx.H, need_dw, need_db)
     dw, db = dw_db[0] if need_dw else None, dw_db[-1] if need_db else None
@@ -134,7 +134,7 @@ def _differentiate(ctx: Any, dy: Tensor, _dstats: None) -> tuple[Tensor | None, 
 
 
 _backward = Launch("layer_norm_backward", _launch_backward, _fake_backward)
-_forward = Fused("layer_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
+_forward = Fused("layer_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate, num_kept=1)
 
 
 # --- public ----------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def layer_norm(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, *, off
             f"layer_norm: b has shape {list(b.shape)}, expected {list(w.shape)} like w. Pass the bias of this layer."
         )
     rows = w if w is not None else b
-    y: Tensor = _forward(x, w, b, eps, offset, 1 if rows is None or rows.ndim == 1 else rows.shape[0])[0]
+    y: Tensor = _forward(x, w, b, eps, offset, 1 if rows is None or rows.ndim == 1 else rows.shape[0])
     return y
 
 

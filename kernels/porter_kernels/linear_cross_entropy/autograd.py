@@ -85,8 +85,10 @@ class EagerFunction(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor, *_: None) -> Any:
+    def backward(ctx: Any, upstream: Tensor | None, *_: None) -> Any:
         refuse_second_derivative("linear_cross_entropy")
+        if upstream is None:
+            return (None,) * len(ctx.needs_input_grad)
         gradients, ctx.gradients = ctx.gradients, None
         if ctx.is_late or gradients is None:
             problem = Problem(*ctx.saved_tensors, *ctx.rest)
@@ -153,8 +155,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     ctx.save_for_backward(*(inputs[:NUM_TENSORS] if ctx.is_late else output[NUM_OUTPUTS:]))
 
 
-def _differentiate(ctx: Any, upstream: Tensor, *_: None) -> Any:
+def _differentiate(ctx: Any, upstream: Tensor | None, *_: None) -> Any:
     refuse_second_derivative("linear_cross_entropy")
+    if upstream is None:
+        return (None,) * len(ctx.needs_input_grad)
     if ctx.is_late:
         gradients = _backward(upstream, *ctx.saved_tensors, *ctx.rest)
     else:

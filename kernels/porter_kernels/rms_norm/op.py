@@ -22,20 +22,31 @@ from porter_kernels.rms_norm import kernels
 # --- ops: what autograd and torch.compile see ------------------------------------------------
 
 
-def _launch_forward(
-    x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
+def _launch_forward(x: Tensor, w: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
+    return _normalise(x, None, w, eps, offset, None)
+
+
+def _launch_add_forward(
+    x: Tensor, residual: Tensor, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
+    total = packed_like(x)
+    y, rstd_N = _normalise(x, residual, w, eps, offset, total)
+    return y, total, rstd_N
+
+
+def _normalise(
+    x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int, total: Tensor | None
+) -> tuple[Tensor, Tensor]:
     x_ND = packed_rows(x)
     N, D = x_ND.shape
     y, rstd_N = packed_like(x), x.new_empty(N, dtype=torch.float32)
-    total = x.new_empty(0) if residual is None else packed_like(x)
     if x_ND.numel():
         launch(
             _plan_forward(N, D, eps, offset, w is not None, residual is not None, x.device),
             x_ptr=x_ND, residual_ptr=None if residual is None else packed_rows(residual),
             w_ptr=None if w is None else w.contiguous(), y_ptr=y, sum_ptr=total, rstd_ptr=rstd_N,
         )  # fmt: skip
-    return y, total, rstd_N
+    return y, rstd_N
 
 
 @planned
@@ -51,11 +62,14 @@ def _plan_forward(
     )  # fmt: skip
 
 
-def _fake_forward(
-    x: Tensor, residual: Tensor | None, w: Tensor | None, eps: float, offset: int
+def _fake_forward(x: Tensor, w: Tensor | None, eps: float, offset: int) -> tuple[Tensor, Tensor]:
+    return packed_like(x), x.new_empty(num_rows(x), dtype=torch.float32)
+
+
+def _fake_add_forward(
+    x: Tensor, residual: Tensor, w: Tensor | None, eps: float, offset: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = x.new_empty(0) if residual is None else packed_like(x)
-    return packed_like(x), total, x.new_empty(num_rows(x), dtype=torch.float32)
+    return packed_like(x), packed_like(x), x.new_empty(num_rows(x), dtype=torch.float32)
 
 
 def _launch_backward(
@@ -99,27 +113,39 @@ def _fake_backward(
     return packed_like(x), x.new_empty(x.shape[-1] if need_dw else 0)
 
 
-def _save(
-    ctx: Any, inputs: tuple[Tensor, Tensor | None, Tensor | None, float, int], output: tuple[Tensor, ...]
+def _save(ctx: Any, inputs: tuple[Tensor, Tensor | None, float, int], output: tuple[Tensor, Tensor]) -> None:
+    x, w, _, ctx.offset = inputs
+    ctx.save_for_backward(x, w, output[1])
+
+
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    (x, w, rstd_N), need_dw = ctx.saved_tensors, ctx.needs_input_grad[1]
+    dx, dw = _backward(dy, None, x, w, rstd_N, ctx.offset, need_dw)
+    return dx, dw if need_dw else None, None, None
+
+
+def _save_sum(
+    ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, float, int], output: tuple[Tensor, Tensor, Tensor]
 ) -> None:
-    x, residual, w, _, ctx.offset = inputs
-    _, total, rstd_N = output
-    ctx.has_residual = residual is not None
-    ctx.save_for_backward(total if ctx.has_residual else x, w, rstd_N)
+    _, _, w, _, ctx.offset = inputs
+    ctx.save_for_backward(output[1], w, output[2])
 
 
-def _differentiate(
-    ctx: Any, dy: Tensor | None, dtotal: Tensor | None, _drstd: None
+def _differentiate_sum(
+    ctx: Any, dy: Tensor | None, dtotal: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
-    (x, w, rstd_N), (_, need_dresidual, need_dw, *_) = ctx.saved_tensors, ctx.needs_input_grad
+    (total, w, rstd_N), (_, need_dresidual, need_dw, *_) = ctx.saved_tensors, ctx.needs_input_grad
     if dy is None:  # only the sum was used
         return dtotal, dtotal, None, None, None
-    dx, dw = _backward(dy, dtotal if ctx.has_residual else None, x, w, rstd_N, ctx.offset, need_dw)
+    dx, dw = _backward(dy, dtotal, total, w, rstd_N, ctx.offset, need_dw)
     return dx, dx if need_dresidual else None, dw if need_dw else None, None, None
 
 
 _backward = Launch("rms_norm_backward", _launch_backward, _fake_backward)
-_forward = Fused("rms_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate)
+_forward = Fused("rms_norm", _launch_forward, _fake_forward, save=_save, differentiate=_differentiate, num_kept=1)
+_add_forward = Fused(
+    "add_rms_norm", _launch_add_forward, _fake_add_forward, save=_save_sum, differentiate=_differentiate_sum, num_kept=1
+)
 
 
 # --- public ----------------------------------------------------------------------------------
@@ -141,7 +167,7 @@ def rms_norm(x: Tensor, w: Tensor | None, eps: float, *, offset: Literal[0, 1] =
         ValueError: w is not [D], or differs from x in dtype or device.
     """
     _check_weight("rms_norm", x, w)
-    y: Tensor = _forward(x, None, w, eps, offset)[0]
+    y: Tensor = _forward(x, w, eps, offset)
     return y
 
 
@@ -170,7 +196,7 @@ def add_rms_norm(
             f"{x.dtype} {list(x.shape)} on {x.device} like x. Cast or expand it first: residual.to(x).expand_as(x)."
         )
     _check_weight("add_rms_norm", x, w)
-    y, total, _ = _forward(x, residual, w, eps, offset)
+    y, total = _add_forward(x, residual, w, eps, offset)
     return y, total
 
 
