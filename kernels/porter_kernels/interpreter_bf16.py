@@ -15,9 +15,7 @@ from triton.runtime import interpreter  # type: ignore[import-untyped]
 np = interpreter.np  # it keeps tensors in numpy's arrays
 Builder, Handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
 IN_FLOAT32 = ("unary_op", "ternary_op", "create_fma", "create_rsqrt")
-SHIPPED = {
-    name: getattr(Builder, name) for name in ("cast_impl", "create_fp_to_fp", "binary_op", "create_dot", *IN_FLOAT32)
-}
+SHIPPED = {name: getattr(Builder, name) for name in ("cast_impl", "binary_op", *IN_FLOAT32)}
 
 
 def widen(bits: Any) -> Any:
@@ -25,11 +23,11 @@ def widen(bits: Any) -> Any:
     return (np.ascontiguousarray(bits).astype(np.uint32) << 16).view(np.float32)
 
 
-def round_to_bfloat16(values: Any, toward_zero: bool = False) -> Any:
+def round_to_bfloat16(values: Any) -> Any:
     """Bits of the bfloat16 nearest to each float32, ties to even."""
     values = np.ascontiguousarray(values, dtype=np.float32)
     bits = values.view(np.uint32).astype(np.uint64)
-    rounded = bits if toward_zero else bits + 0x7FFF + ((bits >> 16) & 1)
+    rounded = bits + 0x7FFF + ((bits >> 16) & 1)
     quiet_nan = (bits >> 16) | 0x40  # rounding could carry a NaN into infinity
     return np.where(np.isnan(values), quiet_nan, rounded >> 16).astype(np.uint16)
 
@@ -37,11 +35,9 @@ def round_to_bfloat16(values: Any, toward_zero: bool = False) -> Any:
 def mend_bfloat16() -> None:
     """Replaces the wrong methods of the interpreter; calling it again changes nothing."""
     Builder.cast_impl = _cast
-    Builder.create_fp_to_fp = _cast_rounding
     Builder.binary_op = _binary
     for name in IN_FLOAT32:
         setattr(Builder, name, _in_float32(SHIPPED[name]))
-    Builder.create_dot = lambda self, a, b, *rest: SHIPPED["create_dot"](self, _widened(a), _widened(b), *rest)
 
 
 def _is_bfloat16(x: Any) -> bool:
@@ -62,21 +58,12 @@ def _in_float32(method: Callable[..., Any]) -> Callable[..., Any]:
     return mended
 
 
-def _cast(self: Any, src: Any, dst_type: Any, toward_zero: bool = False) -> Any:
-    source, target = src.dtype.scalar, dst_type.scalar
-    if source == target:
-        return src
-    if source == tl.bfloat16:
+def _cast(self: Any, src: Any, dst_type: Any) -> Any:
+    if src.dtype.scalar == tl.bfloat16:
         return _cast(self, _widened(src), dst_type)
-    if target == tl.bfloat16:
-        return Handle(round_to_bfloat16(src.data.astype(np.float32), toward_zero), target)
+    if dst_type.scalar == tl.bfloat16:
+        return Handle(round_to_bfloat16(src.data), tl.bfloat16)
     return SHIPPED["cast_impl"](self, src, dst_type)
-
-
-def _cast_rounding(self: Any, src: Any, dst_type: Any, rounding: Any) -> Any:
-    if tl.bfloat16 in (src.dtype.scalar, dst_type.scalar):
-        return _cast(self, src, dst_type, rounding == interpreter._ir.ROUNDING_MODE.RTZ)
-    return SHIPPED["create_fp_to_fp"](self, src, dst_type, rounding)
 
 
 def _binary(self: Any, a: Any, b: Any, op: Callable[..., Any]) -> Any:

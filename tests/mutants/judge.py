@@ -147,13 +147,17 @@ class Judge:
         """Tests that execute the mutated statement, most telling first; then those that hide what they execute."""
         path, (first, last) = str(mutant.path), mutant.lines
         own = range(first, last + 1)
+        # What runs when the module is imported, no test is seen to execute.
+        imported = not any(
+            own_lines & set(own) for own_lines in (k.lines.get(path, set()) for k in self.known.values())
+        )
         chosen, hidden = [], []
         for test, known in self.known.items():
             if known.opaque:
                 # A minute for all kernels: not where equivalent.json says why the mutant changes nothing.
                 compiles = known.file.endswith(COMPILES) and mutant.in_kernel and mutant.id not in self.harmless
                 hidden += [test] * (compiles or path in self.files_seen[known.file])
-            elif mutant.function == "module" or not known.lines.get(path, set()).isdisjoint(own):
+            elif mutant.function == "module" or imported or not known.lines.get(path, set()).isdisjoint(own):
                 chosen += [test] * (path in known.lines)
         ranks = Counter[str]()
         order = {}

@@ -21,7 +21,7 @@ def draw(generator: torch.Generator, dtype: torch.dtype, *shapes: tuple[int, ...
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("act", ACTIVATIONS)
-@pytest.mark.parametrize("shape", [(1,), (5, 63), (2, 3, 700)], ids=str)
+@pytest.mark.parametrize("shape", [(1,), (5, 63), (2, 3, 700), (2, 1, 3, 5)], ids=str)
 def test_glu_matches_reference(
     shape: tuple[int, ...], act: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
@@ -157,3 +157,7 @@ def test_unlike_halves_say_what_to_do() -> None:
         ValueError, match=r"up is torch.float32 \[3\] on cpu, expected torch.float32 \[2\] .*both halves"
     ):
         glu(torch.zeros(2), torch.zeros(3), act="silu")
+    with pytest.raises(ValueError, match=r"up is torch.float16 \[2\] on cpu, expected torch.float32 \[2\]"):
+        glu(torch.zeros(2), torch.zeros(2).half(), act="silu")
+    with pytest.raises(ValueError, match=r"up is torch.float32 \[2\] on meta, expected torch.float32 \[2\] on cpu"):
+        glu(torch.zeros(2), torch.zeros(2, device="meta"), act="silu")

@@ -48,6 +48,13 @@ def test_integers_of_16_bits_are_no_bfloat16() -> None:
     assert builder.create_add(x, x).data.tolist() == [6, 0]
 
 
+def test_a_comparison_is_a_boolean() -> None:
+    builder, x = Builder(), Handle(round_to_bfloat16(np.array([1.0, 2.0])), tl.bfloat16)
+    y = Handle(round_to_bfloat16(np.array([2.0, 1.0])), tl.bfloat16)
+    less = builder.create_fcmpOLT(x, y).data
+    assert less.dtype == np.bool_ and less.tolist() == [True, False]
+
+
 def test_shipped_interpreter_still_truncates() -> None:
     builder, nearly_two = Builder(), Handle(np.array([1.999], dtype=np.float32), tl.float32)
     bits = SHIPPED["cast_impl"](builder, nearly_two, tl.bfloat16).data

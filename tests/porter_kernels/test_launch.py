@@ -188,8 +188,17 @@ def test_a_gpu_without_bfloat16_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     launch._check_bfloat16.cache_clear()
     launch.check_launch("rms_norm", fake_tensor(0, torch.float16))
-    with pytest.raises(ValueError, match=r"x is torch.bfloat16 on a Tesla T4, expected float16 or float32"):
+    message = r"^rms_norm: x is torch.bfloat16 on a Tesla T4, expected float16 or float32"
+    with pytest.raises(ValueError, match=message):
         launch.check_launch("rms_norm", fake_tensor(0, torch.bfloat16))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (9, 0), (12, 0)], ids=str)
+def test_a_gpu_with_bfloat16_may_launch(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", {1: capability}.__getitem__)
+    launch._check_bfloat16.cache_clear()
+    launch.check_launch("rms_norm", fake_tensor(1, torch.bfloat16))
+    launch._check_bfloat16.cache_clear()
 
 
 def fake_tensor(device: int, dtype: torch.dtype = torch.float32) -> Any:

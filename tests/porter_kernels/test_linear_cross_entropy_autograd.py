@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from porter_kernels.linear_cross_entropy import autograd, linear_cross_entropy, problem
+from porter_kernels.linear_cross_entropy.gradients import HeadGradient, Need
 from tests.porter_kernels.linear_cross_entropy_budget import (
     DEVICE,
     Case,
@@ -165,13 +166,25 @@ def arguments_of(case: Case, needed: tuple[bool, bool, bool], reduction: str) ->
     return (*stated, *needed)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_bias_gradient_is_rounded_once_over_all_chunks(dtype: torch.dtype, generator: torch.Generator) -> None:
+    parts = torch.randn(16, 7, 11, generator=generator).to(DEVICE, dtype)
+    head = HeadGradient(parts.new_empty(11, 3), parts.new_empty(11), Need(False, False, True), 16, "float32")
+    for part in parts:
+        head.add(part, part[:, :3])
+    _, d_bias = head.finish()
+    truth = parts.double().sum((0, 1))
+    assert d_bias.dtype is dtype and torch.equal(d_bias, truth.to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     ("needed", "reduction"), [((True, True, True), "mean"), ((False, True, False), "sum"), ((True, True, True), "none")]
 )
 def test_op_keeps_its_contract(
-    needed: tuple[bool, bool, bool], reduction: str, generator: torch.Generator
+    needed: tuple[bool, bool, bool], reduction: str, dtype: torch.dtype, generator: torch.Generator
 ) -> None:  # fmt: skip
-    arguments = arguments_of(draw(generator, N=7, V=11), needed, reduction)
+    arguments = arguments_of(draw(generator, N=7, V=11, dtype=dtype), needed, reduction)
     leaves = [x.detach().requires_grad_(on) for x, on in zip(arguments, needed, strict=False)]
     torch.library.opcheck(autograd._forward, (*leaves, *arguments[3:]))
 

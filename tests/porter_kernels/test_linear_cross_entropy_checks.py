@@ -14,6 +14,9 @@ from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, draw
     ("change", "message"),
     [
         ({"weight": torch.zeros(37, 5)}, r"weight has shape \[37, 5\], expected \[V, 12\].*torch.nn.Linear"),
+        ({"weight": torch.zeros(2, 37, 12)}, r"weight has shape \[2, 37, 12\], expected \[V, 12\]"),
+        ({"hidden": torch.tensor(1.0)}, r"weight has shape \[37, 12\], expected \[V, H\].*hidden \[\]"),
+        ({"class_weight": torch.ones(37, device="meta")}, r"class_weight is torch.float32 on meta, expected"),
         ({"weight": torch.zeros(0, 12)}, r"weight has no rows, expected one a class"),
         ({"weight": torch.zeros(37, 12).half()}, r"weight is torch.float16 on .*expected torch.float32 .*autocast"),
         ({"bias": torch.zeros(36)}, r"bias has shape \[36\], expected \[37\]"),
@@ -37,7 +40,7 @@ from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, draw
 def test_wrong_arguments_say_what_to_do(change: dict[str, Any], message: str, generator: torch.Generator) -> None:
     case = draw(generator)
     inputs = {"hidden": case.hidden, "weight": case.weight, "target": case.target, "bias": case.bias}
-    change = {name: x.to(DEVICE) if isinstance(x, Tensor) else x for name, x in change.items()}
+    change = {name: x.to(DEVICE) if isinstance(x, Tensor) and not x.is_meta else x for name, x in change.items()}
     if "requires" in message:
         change = {name: x.detach().requires_grad_() for name, x in change.items()}
     with pytest.raises(ValueError, match=f"linear_cross_entropy: {message}"):

@@ -122,11 +122,18 @@ def test_hidden_states_may_be_shared(generator: torch.Generator) -> None:
 
 @pytest.mark.parametrize("shared", [True, False], ids="shared={}".format)
 @pytest.mark.parametrize(
-    "options", [{"reduction": "sum"}, {"num_items": 5}, {"z_loss": 0.1}, {"reduction": "none"}], ids=str
+    "options",
+    [
+        *({"reduction": "sum"}, {"num_items": 5}, {"z_loss": 0.1}, {"reduction": "none"}),
+        *({"softcap": 2.0}, {"logit_scale": 0.5}, {"label_smoothing": 0.2}, {"class_weight": True}),
+    ],
+    ids=str,
 )
-def test_reductions(options: dict[str, Any], shared: bool, generator: torch.Generator) -> None:
+def test_options(options: dict[str, Any], shared: bool, generator: torch.Generator) -> None:
     heads = draw_heads(generator)
     weight = heads["weight"][0] if shared else heads["weight"]
+    if "class_weight" in options:
+        options = {"class_weight": torch.linspace(0.5, 1.5, V, device=DEVICE)}
     with torch.no_grad():
         losses, stats = multi_head_linear_cross_entropy(
             heads["hidden"], weight, heads["target"], stats=True, chunk_rows=64, **options

@@ -27,6 +27,8 @@ CALLS = {
     "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(6), 1e-6, 1)),
     "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, 1e-6, 0)),
     "add_rms_norm": lambda: (rms_norm._add_forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
+    "rms_norm of several axes": lambda: (rms_norm._forward, (leaf(2, 3, 6), leaf(6), 1e-6, 0)),
+    "layer_norm of several axes": lambda: (layer_norm._forward, (leaf(2, 3, 6), leaf(6), leaf(6), 1e-6, 0, 1)),
     "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
     "layer_norm without bias": lambda: (layer_norm._forward, (leaf(4, 6), leaf(6), None, 1e-6, 0, 1)),
     "rope": lambda: (

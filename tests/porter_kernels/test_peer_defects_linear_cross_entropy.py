@@ -9,7 +9,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from porter_kernels.accuracy import excess
-from porter_kernels.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_reference
+from porter_kernels.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_reference,
+    multi_head_linear_cross_entropy,
+    vocab_parallel_linear_cross_entropy,
+)
 from tests.porter_kernels.linear_cross_entropy_budget import (
     DEVICE,
     ZERO_OVER_ZERO,
@@ -166,8 +171,10 @@ def test_a_wrapped_head_is_refused(generator: torch.Generator) -> None:
     """trl#4612, trl#5977: the base weight under a LoRA adapter was read, and the adapter left out, silently."""
     case = draw(generator)
     head = Adapted(torch.nn.Linear(12, 37, device=DEVICE))
-    with pytest.raises(TypeError, match=r"weight is a Adapted module, expected the tensor.*merge the adapter.*or call"):
-        linear_cross_entropy(case.hidden, head, case.target)
+    for op in (linear_cross_entropy, vocab_parallel_linear_cross_entropy, multi_head_linear_cross_entropy):
+        message = rf"^{op.__name__}: weight is a Adapted module, expected the tensor.*merge the adapter.*or call"
+        with pytest.raises(TypeError, match=message):
+            op(case.hidden, head, case.target)
 
 
 @ZERO_OVER_ZERO

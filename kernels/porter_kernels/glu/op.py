@@ -79,8 +79,7 @@ def _launch_packed_forward(
     y_NF = x.new_empty(x.shape[0], x.shape[1] // 2)
     (gate, up), options = _split(x, layout), (act, alpha, limit, clamp_act, up_offset)
     if gate.numel():
-        has_up = up is not None
-        plan = plan_launch("packed_glu", _forward_kernel, gate.shape, strides_of(gate, up), has_up, not has_up, options)
+        plan = plan_launch("packed_glu", _forward_kernel, gate.shape, strides_of(gate, up), True, up is None, options)
         launch(plan, gate_ptr=gate, up_ptr=up, y_ptr=y_NF)
     return y_NF
 
@@ -102,8 +101,8 @@ def _launch_packed_backward(
     dx, options = packed_like(x), (act, alpha, limit, clamp_act, up_offset)
     (gate, up), (dgate, dup) = _split(x, layout), _split(dx, layout)
     if gate.numel():
-        strides, has_up = strides_of(dy_NF, gate, up, dgate, dup), up is not None
-        plan = plan_launch("packed_glu", _backward_kernel, gate.shape, strides, has_up, not has_up, options)
+        strides = strides_of(dy_NF, gate, up, dgate, dup)
+        plan = plan_launch("packed_glu", _backward_kernel, gate.shape, strides, True, up is None, options)
         launch(plan, dy_ptr=dy_NF, gate_ptr=gate, up_ptr=up, dgate_ptr=dgate, dup_ptr=dup)
     return dx
 

@@ -16,7 +16,7 @@ SAME_FUNCTION = {  # and its alpha; rounded elsewhere
 
 @planned
 def plan_launch(
-    op: str, kernel: Any, shape: tuple[int, ...], strides: tuple[int, ...], has_up: bool, interleaved: bool,
+    op: str, kernel: Any, shape: tuple[int, ...], strides: tuple[int, ...], gated: bool, interleaved: bool,
     options: tuple[Any, ...],
 ) -> Plan:  # fmt: skip
     """Over the rows of tensors, all of them [N, F], or [N, 2 * F] those that hold interleaved pairs.
@@ -33,7 +33,7 @@ def plan_launch(
     numbers = _constants(*options) | {f"{name}_stride": stride for name, stride in zip(names, strides, strict=True)}
     return Plan(
         op, kernel, (ceil_div(N, BLOCK_N) * ceil_div(length, BLOCK_F),), **numbers, N=N, width=width,
-        GATED=interleaved or has_up, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
+        GATED=gated, INTERLEAVED=interleaved, BLOCK_N=BLOCK_N, BLOCK_F=BLOCK_F,
     )  # fmt: skip
 
 

@@ -107,6 +107,12 @@ def test_the_loss_has_the_same_bits_with_and_without_gradients(option: str, gene
     assert torch.equal(frozen, loss.detach()) and frozen.grad_fn is None
 
 
+def test_of_what_is_returned_the_loss_alone_has_a_gradient(generator: torch.Generator) -> None:
+    case, logits = small(generator, "plain")
+    loss, stats = cross_entropy(logits, case.target, stats=True)
+    assert loss.requires_grad and not any(x.requires_grad for x in stats)
+
+
 @pytest.mark.parametrize("option", SOME)
 @pytest.mark.usefixtures("small_cuts")
 def test_equal_bits_on_every_run_and_inputs_untouched(option: str, generator: torch.Generator) -> None:

@@ -56,6 +56,18 @@ def test_one_launch_has_the_bits_of_three(N: int, options: LossOptions, generato
     assert excess(apart, together.double(), 37, scale) <= 1  # the log-sum-exp was rounded in between
 
 
+def test_nothing_is_divided_by_unless_asked(generator: torch.Generator) -> None:
+    logits, target, *_ = inputs(generator, 4, 37, PLAIN)
+    target[0] = -100
+    out = torch.empty_like(logits)
+    partials = row_partials(logits, target, None, PLAIN)
+    lse = combine_partials(partials, target, None, None, PLAIN, 37).lse_N
+    logits_gradient_(logits, target, lse, None, None, None, PLAIN, 37, out=out)
+    wide = logits.double().requires_grad_()
+    torch.nn.functional.cross_entropy(wide, target, reduction="sum").backward()
+    assert excess(out, wide.grad, 37, 1.0) <= 1
+
+
 @pytest.mark.parametrize("options", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 @pytest.mark.parametrize("local_weight", [True, False], ids="local_weight={}".format)
 @pytest.mark.usefixtures("small_cuts")
