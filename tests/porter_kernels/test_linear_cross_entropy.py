@@ -169,6 +169,20 @@ def test_ignored_rows_may_hold_anything(generator: torch.Generator) -> None:
         assert torch.equal(value, clean[name]), name
 
 
+@pytest.mark.parametrize("weights", ["class_weight", "token_weight"])
+def test_a_weighted_mean_of_one_chunk(weights: str, generator: torch.Generator) -> None:
+    case = draw(generator)
+    size = case.weight.shape[0] if weights == "class_weight" else case.target.shape[0]
+    case = case.but(**{weights: torch.rand(size, generator=generator).to(DEVICE) + 0.5})
+    assert_within_budget(run_case(linear_cross_entropy, case), case)
+
+
+def test_a_number_of_items_is_exact(generator: torch.Generator) -> None:
+    case = draw(generator)
+    total = run_case(linear_cross_entropy, case.but(reduction="sum"))["loss"]
+    assert torch.equal(run_case(linear_cross_entropy, case.but(num_items=70001))["loss"], total / 70001)
+
+
 def test_a_single_token_may_come_without_an_axis(generator: torch.Generator) -> None:
     hidden, weight = (torch.randn(s, generator=generator).to(DEVICE).requires_grad_() for s in ((6,), (11, 6)))
     found, truth = (

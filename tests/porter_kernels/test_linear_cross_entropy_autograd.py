@@ -166,6 +166,16 @@ def arguments_of(case: Case, needed: tuple[bool, bool, bool], reduction: str) ->
     return (*stated, *needed)
 
 
+def test_without_gradients_none_is_computed(generator: torch.Generator) -> None:
+    case = draw(generator)
+    for leaf in (case.hidden, case.weight, case.bias):
+        leaf.requires_grad_()
+    stated = problem.Problem(*arguments_of(case, (True, True, True), "mean")[:-3])
+    assert stated.need == Need(True, True, True)
+    with torch.no_grad():
+        assert stated.need == Need(False, False, False)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_bias_gradient_is_rounded_once_over_all_chunks(dtype: torch.dtype, generator: torch.Generator) -> None:
     parts = torch.randn(16, 7, 11, generator=generator).to(DEVICE, dtype)
