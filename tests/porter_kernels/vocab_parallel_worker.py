@@ -5,6 +5,7 @@ fewer than three; without one, interpreted.
 """
 
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -196,8 +197,11 @@ def main(rank: int, folder: Path) -> None:
     if rank == 0:
         joined = {name: "".join(other.get(name, "") for other in everyone) for name in failures}
         (folder / "failures.json").write_text(json.dumps(joined))
+    dist.barrier()  # nobody leaves while another still talks
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main(int(sys.argv[1]), Path(sys.argv[2]))
+    sys.stdout.flush()
+    os._exit(0)  # at a usual end gloo's threads, if still there, abort the process
