@@ -41,7 +41,7 @@ def mend_bfloat16() -> None:
 
 
 def _is_bfloat16(x: Any) -> bool:
-    return isinstance(x, Handle) and x.dtype.scalar == tl.bfloat16 and x.data.dtype == np.uint16
+    return isinstance(x, Handle) and x.dtype.scalar == tl.bfloat16
 
 
 def _widened(x: Any) -> Any:

@@ -43,6 +43,11 @@ def test_what_is_rounded_may_be_wider_and_strided() -> None:
     assert torch.equal(torch.from_numpy(widen(round_to_bfloat16(wide)).copy()), torch.tensor(wide).bfloat16().float())
 
 
+def test_what_is_not_a_number_stays_so() -> None:
+    low = np.array([0x7F800001, 0xFFFFFFFF], dtype=np.uint32).view(np.float32)  # whose fraction a cut or a carry loses
+    assert np.isnan(widen(round_to_bfloat16(low))).all()
+
+
 def test_integers_of_16_bits_are_no_bfloat16() -> None:
     builder, x = Builder(), Handle(np.array([3, 2**15], dtype=np.uint16), tl.uint16)
     assert builder.create_add(x, x).data.tolist() == [6, 0]

@@ -176,6 +176,16 @@ def test_without_gradients_none_is_computed(generator: torch.Generator) -> None:
         assert stated.need == Need(False, False, False)
 
 
+def test_gradients_that_wait_for_their_upstream_are_not_computed_before(generator: torch.Generator) -> None:
+    case = draw(generator)
+    leaves = case.hidden.requires_grad_(), case.weight.requires_grad_()
+    for reduction, ready in (("none", False), ("mean", True)):
+        node = linear_cross_entropy(*leaves, case.target, reduction=reduction).grad_fn
+        while not hasattr(node, "gradients"):  # below a view
+            node = node.next_functions[0][0]
+        assert [x is not None for x in node.gradients] == [ready, ready, False]
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_bias_gradient_is_rounded_once_over_all_chunks(dtype: torch.dtype, generator: torch.Generator) -> None:
     parts = torch.randn(16, 7, 11, generator=generator).to(DEVICE, dtype)

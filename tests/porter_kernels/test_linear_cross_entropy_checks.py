@@ -14,7 +14,7 @@ from tests.porter_kernels.linear_cross_entropy_budget import DEVICE, draw
     ("change", "message"),
     [
         ({"weight": torch.zeros(37, 5)}, r"weight has shape \[37, 5\], expected \[V, 12\].*torch.nn.Linear"),
-        ({"weight": torch.zeros(2, 37, 12)}, r"weight has shape \[2, 37, 12\], expected \[V, 12\]"),
+        ({"weight": torch.zeros(37, 12, 1)}, r"weight has shape \[37, 12, 1\], expected \[V, 12\]"),
         ({"hidden": torch.tensor(1.0)}, r"weight has shape \[37, 12\], expected \[V, H\].*hidden \[\]"),
         ({"class_weight": torch.ones(37, device="meta")}, r"class_weight is torch.float32 on meta, expected"),
         ({"weight": torch.zeros(0, 12)}, r"weight has no rows, expected one a class"),
