@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from porter_kernels.accuracy import excess
-from porter_kernels.rms_norm import RMSNorm, add_rms_norm, add_rms_norm_reference, rms_norm
+from porter_kernels.rms_norm import RMSNorm, add_rms_norm, add_rms_norm_reference, op, rms_norm
 from tests.porter_kernels.gradients import run
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -132,3 +132,18 @@ def test_module_takes_the_place_of_torchs(generator: torch.Generator) -> None:
     mine.load_state_dict(theirs.state_dict())
     assert excess(mine(x), theirs.double()(x.double()).detach(), 24, 8.0) <= 1
     assert RMSNorm(24, offset=1).weight.count_nonzero() == 0 and RMSNorm(24).eps == 1e-6
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_of_a_frozen_weight_no_gradient_is_computed(
+    frozen: bool, generator: torch.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, function = [], op._backward.function
+    monkeypatch.setattr(
+        op._backward, "function", lambda *arguments: asked.append(arguments[-1]) or function(*arguments)
+    )
+    x, residual = (torch.randn(4, 6, generator=generator).to(DEVICE).requires_grad_() for _ in range(2))
+    w = torch.ones(6, device=DEVICE, requires_grad=not frozen)
+    for y in (rms_norm(x, w, 1e-6), add_rms_norm(x, residual, w, 1e-6)[0]):
+        y.sum().backward()
+    assert asked == [not frozen] * 2

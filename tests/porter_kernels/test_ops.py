@@ -1,5 +1,7 @@
 """Every registered op keeps torch.library's contract: schema, fake tensors, autograd, tracing with dynamic shapes."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,8 +15,12 @@ from porter_kernels.rms_norm import op as rms_norm
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def leaf(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(DEVICE).requires_grad_()
+def leaf(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+    return x.to(DEVICE, dtype).requires_grad_()
+
+
+half = partial(leaf, dtype=torch.bfloat16)
 
 
 def heads_last(*shape: int) -> Tensor:
@@ -27,6 +33,9 @@ CALLS = {
     "rms_norm": lambda: (rms_norm._forward, (leaf(4, 6), leaf(6), 1e-6, 1)),
     "rms_norm without weight": lambda: (rms_norm._forward, (leaf(4, 6), None, 1e-6, 0)),
     "add_rms_norm": lambda: (rms_norm._add_forward, (leaf(4, 6), leaf(4, 6), leaf(6), 1e-6, 1)),
+    "rms_norm in bfloat16": lambda: (rms_norm._forward, (half(4, 6), half(6), 1e-6, 0)),
+    "add_rms_norm in bfloat16": lambda: (rms_norm._add_forward, (half(4, 6), half(4, 6), half(6), 1e-6, 0)),
+    "layer_norm in bfloat16": lambda: (layer_norm._forward, (half(4, 6), half(6), half(6), 1e-6, 0, 1)),
     "rms_norm of several axes": lambda: (rms_norm._forward, (leaf(2, 3, 6), leaf(6), 1e-6, 0)),
     "layer_norm of several axes": lambda: (layer_norm._forward, (leaf(2, 3, 6), leaf(6), leaf(6), 1e-6, 0, 1)),
     "layer_norm": lambda: (layer_norm._forward, (leaf(4, 6), leaf(2, 6), leaf(2, 6), 1e-6, 0, 2)),
