@@ -206,9 +206,10 @@ class Judge:
         }  # fmt: skip
 
     def key(self, mutant: Mutant, verdict: str, by: str, tests: Sequence[str]) -> str:
-        """What a verdict rests on: the text of the file, and of the tests that were run."""
-        relied = sorted({self.known[t].text for t in ([by] if verdict != "survived" else tests) if t in self.known})
-        return digest(mutant.original, *relied)
+        """What a verdict rests on: the text of the file, and of the tests that were run; which ones, if it survived."""
+        survived = verdict == "survived"
+        relied = sorted({self.known[t].text for t in (tests if survived else [by]) if t in self.known})
+        return digest(mutant.original, *relied, *(sorted(tests) if survived else []))
 
 
 def judge_all(

@@ -155,7 +155,14 @@ MEASURED = {
         (32768, (9, 0), Config(1, 16, programs=4)),  # wider than any measured: the rule
         (1024, (8, 0), Config(2, 4, programs=4)),  # another GPU: the rule
     ],
-    ids=str,
+    ids=[
+        "as measured",
+        "narrower",
+        "between",
+        "as measured of the wider",
+        "wider",
+        "another GPU",
+    ],  # not by a text that says its defaults
 )
 def test_tuned_launches_are_data(
     width: int, capability: tuple[int, int], config: Config, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
