@@ -2,7 +2,8 @@
 
 It keeps a bfloat16 as the uint16 of its bits. As shipped, casting from float32 truncates, and arithmetic works on
 those integers. Mended, casts round to nearest even, and arithmetic widens to float32 and rounds its result, like a
-GPU. Reductions of bfloat16 (tl.sum) stay wrong; kernels reduce in float32. Drop this file once a test in
+GPU. What porter's kernels do not do stays wrong: reductions of bfloat16 (tl.sum; they reduce in float32), products of
+matrices (tl.dot) and casts with a rounding mode. Drop this file once a test in
 tests/porter_kernels/test_interpreter_bf16.py says that Triton has mended its own.
 """
 

@@ -148,9 +148,7 @@ class Judge:
         path, (first, last) = str(mutant.path), mutant.lines
         own = range(first, last + 1)
         # What runs when the module is imported, no test is seen to execute.
-        imported = not any(
-            own_lines & set(own) for own_lines in (k.lines.get(path, set()) for k in self.known.values())
-        )
+        imported = all(known.lines.get(path, set()).isdisjoint(own) for known in self.known.values())
         chosen, hidden = [], []
         for test, known in self.known.items():
             if known.opaque:

@@ -14,9 +14,9 @@ from porter_kernels.cross_entropy import cross_entropy
 from porter_kernels.cross_entropy import op as cross_entropy_op
 from porter_kernels.fused import is_traced
 from porter_kernels.glu import activation, glu, glu_linear, packed_glu
-from porter_kernels.glu import linear as linear_op
+from porter_kernels.glu import linear as glu_linear_module
 from porter_kernels.layer_norm import layer_norm
-from porter_kernels.linear_cross_entropy import autograd as linear_cross_entropy_op
+from porter_kernels.linear_cross_entropy import autograd as linear_cross_entropy_autograd
 from porter_kernels.linear_cross_entropy import linear_cross_entropy
 from porter_kernels.rms_norm import rms_norm
 from porter_kernels.rope import rope
@@ -116,7 +116,7 @@ def test_without_a_gradient_of_the_output_inputs_have_none(
     op: str, traced: bool, leaves: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if traced:
-        for module in (fused, linear_op, cross_entropy_op, linear_cross_entropy_op):
+        for module in (fused, glu_linear_module, cross_entropy_op, linear_cross_entropy_autograd):
             monkeypatch.setattr(module, "is_traced", lambda tensors: True)
     Stop.apply(OPS[op](*leaves)).sum().backward()
     assert all(x.grad is None or not x.grad.any() for x in leaves)
